@@ -105,7 +105,7 @@ def _train(args: argparse.Namespace, signals: StopSignal) -> int:
         stopped_by = trainer.run(lambda: prepare_folder(folder, args.resume, args.overwrite))
         if stopped_by is None and distributed.is_main():
             trained = folder if folder.exists() or args.resume is None else args.resume.parent  # nothing was left to do
-            print(summary(trained, trainer.total_iterations))
+            print(summary(trained, trainer.state.best_ap, trainer.total_iterations))
     if stopped_by is not None:
         print(
             f"stopped by {signal_name(stopped_by)}; resume with -r {shlex.quote(str(folder / 'last.pth'))}",
@@ -115,15 +115,14 @@ def _train(args: argparse.Namespace, signals: StopSignal) -> int:
     return 0
 
 
-def summary(folder: Path, total_iterations: int) -> str:
+def summary(folder: Path, best_ap: float, total_iterations: int) -> str:
     """The result of a run in three lines: the best AP and its iteration, the weights, and the next command."""
     from rtdetr.engine.run_files.metrics import best_row
 
-    best, weights = best_row(folder / "metrics.csv"), folder / "best.pth"
+    best, weights = best_row(folder / "metrics.csv", best_ap), folder / "best.pth"
     if not weights.is_file():
-        weights, found = folder / "last.pth", "nothing was evaluated"
-    elif best is None:
-        found = "no AP, as the validation images have no box"
-    else:
-        found = f"best AP {float(best['AP']):.4f} at iteration {best['iteration']} of {total_iterations}"
+        weights = folder / "last.pth"
+    found = "no AP, as the validation images have no box" if best_ap == -1 else "nothing was evaluated"
+    if best is not None:
+        found = f"best AP {best_ap:.4f} at iteration {best['iteration']} of {total_iterations}"
     return f"{found}\nweights: {weights}\nnext: rtdetr predict {shlex.quote(str(weights))} IMAGES"

@@ -249,6 +249,8 @@ def test_a_run_says_where_it_resumes_and_what_came_of_it(folder: Path, capsys: p
         "weights: new/best.pth",
         "next: rtdetr predict new/best.pth IMAGES",
     ]
+    assert run(f"train -r run/last.pth --device cpu -u train.max_iterations=4 train.epochs=99 {no_box}") == 0
+    assert capsys.readouterr().out.splitlines()[-3] == "no AP, as the validation images have no box"
 
 
 def test_missing_data_of_a_config_name_the_option(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

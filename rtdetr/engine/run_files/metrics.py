@@ -114,10 +114,11 @@ def read_rows(path: Path) -> list[Row]:
         ]
 
 
-def best_row(path: Path) -> Row | None:
-    """The evaluation with the highest AP of a metrics.csv, the first of equal ones; None if there is none."""
-    evaluated = [row for row in read_rows(path) if row["kind"] == "eval" and row.get("AP")]
-    return max(evaluated, key=lambda row: float(row["AP"]), default=None)
+def best_row(path: Path, best_ap: float) -> Row | None:
+    """The first evaluation with that AP of a metrics.csv, which may hold better ones on other validation data; None if
+    there is none."""
+    rows = [row for row in read_rows(path) if row["kind"] == "eval" and row.get("AP")]
+    return next((row for row in rows if math.isclose(float(row["AP"]), best_ap, rel_tol=1e-5)), None)
 
 
 def short_name(name: str) -> str:
