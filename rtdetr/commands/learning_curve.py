@@ -34,14 +34,14 @@ def run(arguments: Sequence[str] | None = None) -> int:
     if args.config is None and args.data is None:
         parser.error("-c CONFIG or DATA is needed")
 
-    from rtdetr.config import load_config
-    from rtdetr.data.data_arguments import data_updates
-    from rtdetr.engine import distributed
-    from rtdetr.engine.evaluation.learning_curve import learning_curve
-    from rtdetr.outputs import OutputError, check_folder, unused_path
-
     signals = StopSignal()
     with signals.setting_up():
+        from rtdetr.config import load_config
+        from rtdetr.data.data_arguments import data_updates
+        from rtdetr.engine import distributed
+        from rtdetr.engine.evaluation.learning_curve import learning_curve
+        from rtdetr.outputs import OutputError, check_folder, unused_path
+
         cfg = load_config(args.config or DEFAULT_CONFIG, [*data_updates(args.data), *args.update])
         folder = args.output_dir or unused_path(Path("output") / f"{cfg.name}-learning-curve")
         check_folder(folder)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -177,3 +178,18 @@ def test_sigterm_asks_once_and_ctrl_c_twice() -> None:
             signal.raise_signal(signal.SIGINT)
     assert end.value.code == 130
     assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize("command", ["train", "learning-curve"])
+def test_a_signal_during_the_imports_ends_in_one_line(
+    command: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Slow(ModuleType):
+        def __getattr__(self, name: str) -> None:
+            if not name.startswith("__"):
+                signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setitem(sys.modules, "rtdetr.config", Slow("rtdetr.config"))
+    with pytest.raises((SystemExit, KeyboardInterrupt)) as ended:
+        cli.COMMANDS[command].run(["-c", "my.yml"])
+    assert ended.type is SystemExit and ended.value.code == 130 and "stopped by Ctrl-C" in capfd.readouterr().err
