@@ -52,6 +52,9 @@ COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs `rtdetr COMMAND ...` and returns its exit code."""
+    for stream in ("stdin", "stdout", "stderr"):  # if closed, as by `2>&-`, files opened later would get its number
+        if getattr(sys, stream) is None:
+            setattr(sys, stream, os.fdopen(os.open(os.devnull, os.O_RDWR), "r+"))
     name, *rest = list(sys.argv[1:] if arguments is None else arguments) or [""]
     if name in ("-h", "--help"):
         print(_help())
@@ -62,9 +65,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         print(_unknown(name, rest) if name else _help(), file=sys.stderr)
         return 2
-    for stream in ("stdout", "stderr"):
-        if getattr(sys, stream) is None:  # closed, as by `2>&-`
-            setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115 - until the process ends
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # file names need not be Unicode
     logging.basicConfig(format="%(message)s")

@@ -19,8 +19,10 @@ from rtdetr.cli import main
 from rtdetr.outputs import RunFailed, writing
 
 
-def predict(folder: Path, stdout: int | str, *options: str, copies: int = 0) -> subprocess.CompletedProcess[str]:
-    """Runs `rtdetr predict` on two images. stdout: or what a shell does with it, as `>&-`. copies: further images."""
+def predict(
+    folder: Path, stdout: int | None, *options: str, copies: int = 0, closed: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Runs `rtdetr predict` on two images. copies: further images. closed: streams, as a shell writes it."""
     checkpoint = write_checkpoint(folder)
     for name in ("a.png", "b.png"):
         Image.fromarray(PIXELS).save(folder / name)
@@ -29,8 +31,8 @@ def predict(folder: Path, stdout: int | str, *options: str, copies: int = 0) -> 
         each.symlink_to(folder / "a.png")
     command = [sys.executable, *options, "-m", "rtdetr", "predict", str(checkpoint), "a.png", "b.png", *more]
     command += ["--device", "cpu", "--output-dir", "new"]
-    if isinstance(stdout, str):
-        command, stdout = ["sh", "-c", f"{shlex.join(command)} {stdout}"], subprocess.DEVNULL
+    if closed:
+        command = ["sh", "-c", f"{shlex.join(command)} {closed}"]
     return subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, cwd=folder, text=True, timeout=120)
 
 
@@ -43,9 +45,9 @@ def test_where_nobody_reads_on_it_ends_quietly(tmp_path: Path) -> None:
     assert ended.returncode == 141 and "error" not in ended.stderr and "Traceback" not in ended.stderr, ended.stderr
 
 
-@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-"])
-def test_a_closed_standard_output_loses_nothing(closed: str, tmp_path: Path) -> None:
-    ended = predict(tmp_path, closed)
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_closed_standard_stream_loses_nothing(closed: str, tmp_path: Path) -> None:
+    ended = predict(tmp_path, None, closed=closed)
     assert ended.returncode == 0 and "Traceback" not in ended.stderr, ended.stderr
     assert len(json.loads((tmp_path / "new/results.json").read_text())) == 2
 
