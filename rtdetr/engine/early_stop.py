@@ -37,8 +37,8 @@ class EarlyStop:
         if self.reached:
             return f"ended at iteration {iteration}: AP50 has reached {self.goal:g}"
         return (
-            f"ended at iteration {iteration}: {counted(self.waited, 'evaluation')} in a row without an AP above "
-            f"{self.best:.4f} (iteration {self.best_iteration}); raise train.patience to continue"
+            f"ended at iteration {iteration}: {counted(self.waited, 'evaluation')} since iteration "
+            f"{self.best_iteration} without an AP above its {self.best:.4f}; raise train.patience to continue"
         )
 
     def state(self) -> dict[str, float]:

@@ -17,7 +17,7 @@ from rtdetr.weights.checkpoint import load_checkpoint
 CPU = torch.device("cpu")
 PATIENT = ["train.epochs=6", "train.eval_every=1", "train.patience=2"]
 SENTENCE = (
-    "ended at iteration 12: 2 evaluations in a row without an AP above 0.3400 (iteration 6); "
+    "ended at iteration 12: 2 evaluations since iteration 6 without an AP above its 0.3400; "
     "raise train.patience to continue"
 )
 
@@ -50,7 +50,14 @@ def test_a_run_that_gets_no_better_ends_and_says_so(
     assert capsys.readouterr().out.strip() == SENTENCE and resume.read_bytes() == last
     more = Trainer(tiny_config(data, *PATIENT, "train.patience=3"), tmp_path, CPU, resume=resume)
     assert more.run() is None and more.state.iteration == 18
-    assert "evaluations in a row" not in capsys.readouterr().out
+    assert "evaluations since" not in capsys.readouterr().out
+
+
+def test_one_evaluation_is_no_plural() -> None:
+    stop = EarlyStop(1)
+    for iteration in (3, 6):
+        stop.see({"AP": 0.3, "AP50": 0.5}, iteration)
+    assert stop.over and "iteration 6: 1 evaluation since iteration 3 without" in stop.sentence(6)
 
 
 def test_without_patience_a_run_goes_on_to_its_end(data: Path, tmp_path: Path) -> None:
