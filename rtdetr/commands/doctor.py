@@ -44,8 +44,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     source = shipped_configs().get(args.source, Path(args.source))
     if args.fix and os.path.lexists(args.fix):
         raise OutputError(f"{args.fix}: exists already; --fix writes to a new place alone")
-    check_outputs([each for each in (args.json,) if each], [source], args.overwrite)
-    check_outputs([each for each in (args.fix,) if each], [source], overwrite=False)
+    check_outputs([each for each in (args.json, args.fix) if each], [source], args.overwrite)
     limit = args.max_megapixels
     report = examine(source, str(args.images or ""), args.fast, lambda number: progress(number).update, limit)
     read = [part.asked.source.path for part in report.sets]

@@ -27,6 +27,7 @@ from rtdetr.data.formats.sources import (
     source_of,
     with_images,
 )
+from rtdetr.data.formats.yolo import of_yolo
 from rtdetr.data.images import MAX_MEGAPIXELS
 from rtdetr.wording import counted
 
@@ -160,12 +161,7 @@ def _is_config(path: Path) -> bool:
         content = parse_yaml(path.read_bytes()[:1_000_000].decode(), str(path))
     except (OSError, UnicodeDecodeError, ConfigError):
         return False  # reported by its reader
-    of_yolo = isinstance(content, dict) and (
-        "names" in content
-        or "nc" in content
-        or any(isinstance(content.get(key), (str, list)) for key in ("train", "val"))
-    )
-    return not of_yolo
+    return not (isinstance(content, dict) and ("nc" in content or of_yolo(content, path.stem == "data")))
 
 
 def _open(asked: SetToExamine) -> Examined:

@@ -65,7 +65,7 @@ def find_yolo(path: Path) -> YoloFolder | None:
         )
         return YoloFolder(path, path.parent, _names_beside(path.parent), {"": [path]}) if is_list else None
     for file, content in _yaml_files(path):
-        if _of_yolo(content, file.stem == "data"):
+        if of_yolo(content, file.stem == "data"):
             return _of_yaml(file, content)
     sets = undeclared_sets(path)
     if not sets and "images" in path.absolute().parts and os.path.isdir(label_file_of(path.absolute() / "x").parent):
@@ -86,7 +86,7 @@ def _yaml_files(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
                 yield file, content
 
 
-def _of_yolo(content: Mapping[str, Any], is_named_so: bool) -> bool:
+def of_yolo(content: Mapping[str, Any], is_named_so: bool) -> bool:
     """Whether a YAML file names splits or classes. A config of training has a mapping as `train`, other tools have
     numbers there, which are reported only in a data.yaml."""
     given = [content[key] for key in ("train", "val", "test", "names") if key in content]
