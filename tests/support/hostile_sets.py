@@ -65,6 +65,12 @@ BOXES = [
     Case("all relative", "boxes_relative", 2, edit.relative),
     Case("the same box twice", "box_copy", 0, lambda document, _: document["annotations"].append(edit.again(document))),
     Case("area negative", "box_area_negative", 1, edit.box("area", -5)),
+    Case(
+        "a crowd of negative width",
+        "box_area_negative",
+        1,
+        edit.copied("annotations", 5, id=999, iscrowd=1, bbox=[14, 14, -9, 9], area=-81),
+    ),
     Case("nan", "box_not_finite", 1, edit.box("bbox", [1, 2, NAN, 4])),
     Case("all nan", "box_not_finite", 1, edit.box("bbox", [NAN] * 4)),
     Case("inf", "box_not_finite", 1, edit.box("bbox", [1, 2, INF, 4])),

@@ -80,7 +80,7 @@ def clean_document(part: Examined) -> dict[str, Any]:
             box["bbox"] = [x1, y1, x2 - x1, y2 - y1]
             box["area"] = min(box["area"], box["bbox"][2] * box["bbox"][3])
         if box["area"] < 0:
-            box["area"] = box["bbox"][2] * box["bbox"][3]
+            box["area"] = max(0.0, box["bbox"][2] * box["bbox"][3])  # a crowd may have negative sides
         more = {k: v for k, v in raw["annotations"][place].items() if k not in OWN} if raw else {}
         annotations.append({"id": len(annotations) + 1 if renumber else ids[i], **box, **more})
     rest = {key: value for key, value in raw.items() if key not in ("images", "annotations", "categories")}
