@@ -222,6 +222,12 @@ def test_a_test_set_that_was_never_made(tmp_path: Path) -> None:
         open_set(root, split="test")
 
 
+def test_advice_where_there_is_nothing_to_validate_on(tmp_path: Path) -> None:
+    root = yolo_set(tmp_path, yaml="train: images\nnames: [cat, dog]")
+    with pytest.raises(DataError, match=message("no such set", "val", "train", "data.val.split")):
+        open_set(root, split="val")
+
+
 def test_sizes_come_from_the_upright_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = yolo_set(tmp_path)
     (root / "images" / "a.png").unlink()

@@ -121,7 +121,8 @@ def source_of(path: str | Path, split: str, max_megapixels: float = MAX_MEGAPIXE
     for name in ("", *INSTEAD.get(split, (split,))):
         if name in sources:
             return sources[name]
-    raise DataError(f"{path}: has no set `{split}`, only {some(sources)}")
+    advice = f"; add one, or choose another with data.{split}.split" if split in ("train", "val") else ""
+    raise DataError(f"{path}: has no set `{split}`, only {some(sources)}{advice}")
 
 
 def not_read(path: str | Path) -> list[Path]:
