@@ -276,3 +276,11 @@ def test_one_training_at_a_time(
     threading.Timer(0.1, place.close).start()
     with run_lock(folder):  # as soon as the workers of a killed run have ended
         pass
+
+
+def test_a_run_started_at_the_same_time_replaces_none(data: Path, tmp_path: Path) -> None:
+    place = ExitStack()
+    place.enter_context(run_lock(tmp_path))
+    threading.Timer(1.0, place.close).start()  # a run that ends at once
+    with pytest.raises(ConfigError, match="another training is running in it"):
+        Trainer(tiny_config(data), tmp_path, CPU).saver.begin()

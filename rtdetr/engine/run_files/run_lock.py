@@ -17,13 +17,13 @@ GRACE = 5.0  # seconds in which the workers of a killed run end; they hold its f
 
 
 @contextlib.contextmanager
-def run_lock(folder: Path) -> Iterator[None]:
+def run_lock(folder: Path, wait: bool = True) -> Iterator[None]:
     """Locks the folder until the end of the block, or of the process and its workers; raises ConfigError if
-    another training holds it. File systems without locks give no protection."""
+    another training holds it, after GRACE seconds if `wait`. File systems without locks give no protection."""
     descriptor, end = os.open(folder, os.O_RDONLY), time.monotonic() + GRACE
     try:
         while not lock(descriptor):
-            if time.monotonic() > end:
+            if not wait or time.monotonic() > end:
                 raise ConfigError(
                     f"{folder}: another training is running in it, perhaps this one, started twice; wait for its "
                     f"end, stop it, or choose another {option('--output-dir', 'output_dir')}"

@@ -46,7 +46,7 @@ class Saver:
 
     def begin(self) -> None:
         """Locks the folder and removes unfinished files of a killed run. Raises ConfigError if another run holds it."""
-        self._place.enter_context(run_lock(self.folder))
+        self._place.enter_context(run_lock(self.folder, wait=False))  # else a short run could end, and be replaced
         for each in self.folder.glob(".*.part"):
             each.unlink(missing_ok=True)
 
