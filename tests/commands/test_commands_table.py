@@ -151,7 +151,7 @@ TABLE = {
     "images elsewhere": Row(
         "eval -w model.pth -u data.val.images=shapes",
         2,
-        ("4 of the 4 in", message("did you mean", "the image folder shapes/val")),
+        ("4 of the 4 in", "one of that name is in shapes/val; is that the image folder?"),
     ),
     "convert onto a file": Row("convert notes.txt -o model.pth", 2, (message("already", "model.pth"),)),
     "convert onto itself": Row(
