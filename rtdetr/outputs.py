@@ -9,7 +9,7 @@ import select
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -56,21 +56,14 @@ def check_new_folder(folder: Path, sources: Iterable[Path], overwrite: bool) -> 
 
 
 def check_folder(folder: Path) -> None:
-    """Raises OutputError if a folder cannot be created or written to. Leaves no files."""
-    made: list[Path] = []
+    """Raises OutputError if a folder cannot be created or written to. Creates nothing, as another process may be about
+    to use the folders above it."""
     try:
-        for each in (*reversed(folder.parents), folder):
-            if not each.is_dir():
-                each.mkdir()
-                made.append(each)
-        tempfile.TemporaryFile(dir=folder).close()
+        there = next(each for each in (folder, *folder.parents) if each.is_symlink() or each.exists())
+        tempfile.TemporaryFile(dir=there).close()
     except OSError as error:
-        why = "it is a file" if folder.is_file() else error.strerror
+        why = "it is a file" if os.path.isfile(folder) else error.strerror
         raise OutputError(f"{folder}: nothing can be written there ({why}); choose another folder") from error
-    finally:
-        for each in reversed(made):
-            with suppress(OSError):  # another process has begun to use it
-                each.rmdir()
 
 
 def unused_path(path: Path, ending: str = "") -> Path:
