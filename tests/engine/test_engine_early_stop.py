@@ -53,6 +53,15 @@ def test_a_run_that_gets_no_better_ends_and_says_so(
     assert "evaluations since" not in capsys.readouterr().out
 
 
+def test_the_best_iteration_is_renumbered_like_the_others(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Trainer(tiny_config(data, *PATIENT), tmp_path, CPU).run()
+    cfg = tiny_config(data, *PATIENT, "train.accumulate=3")  # an epoch is one step
+    Trainer(cfg, tmp_path, CPU, resume=tmp_path / "last.pth").run()
+    assert "ended at iteration 4: 2 evaluations since iteration 2 without" in capsys.readouterr().out
+
+
 def test_one_evaluation_is_no_plural() -> None:
     stop = EarlyStop(1)
     for iteration in (3, 6):

@@ -177,6 +177,8 @@ class RunState:
         self.iteration = self.pace.steps(self.epoch, self.start_batch)
         self.evaluation_due |= ended and self.to_be_evaluated()
         self.saved_iteration = state["iteration"]
+        stop, saved = self.early_stop, max(1, self.saved_iteration)
+        stop.best_iteration = math.ceil(stop.best_iteration * self.iteration / saved)  # as metrics.csv is renumbered
         num_images = state.get("num_pictures", self.pace.num_images)
         train = config["train"]
         before = Pace(batch_size, num_processes, train["accumulate"], num_images, train["epochs"])
