@@ -83,6 +83,12 @@ def test_only_detections_above_the_best_threshold_count(tmp_path: Path) -> None:
     assert mistakes.threshold == 0.95 and mistakes.counts["missed"] == 4 and not mistakes.wrong
 
 
+def test_classes_that_the_set_does_not_list_do_not_count(tmp_path: Path) -> None:
+    truth = read_document(truth_of(tmp_path))
+    other = found(7, 8, [10, 10, 20, 20], 0.99)
+    assert repr(find_mistakes(truth, [other, *DETECTIONS])) == repr(find_mistakes(truth, DETECTIONS))
+
+
 def test_where_nobody_looked_nothing_is_wrong(tmp_path: Path) -> None:
     """LVIS: dogs were not looked for in image 9 beyond the boxed ones, cats of image 7 are not all boxed."""
     truth = read_document(truth_of(tmp_path))

@@ -91,8 +91,9 @@ def matched(truth: CocoDocument, detections: Iterable[Mapping[str, Any]]) -> Ite
     found: dict[int, list[Any]] = defaultdict(list)
     for box in truth.annotations:
         (crowds if box["iscrowd"] else objects)[box["image_id"]].append(box)
+    listed = {each["id"] for each in truth.categories}  # the model may have more classes, which COCO leaves out, too
     for each in detections:
-        if each["score"] >= LOWEST:
+        if each["score"] >= LOWEST and each["category_id"] in listed:
             found[each["image_id"]].append(dict(each))
     for image in truth.images:
         own, image_id = objects[image["id"]], image["id"]
