@@ -179,6 +179,8 @@ def merge(into: dict[str, Any], origins: Origins, new: dict[str, Any], where: st
     """Merges new values over existing ones in place, key by key, and records `where`, their source."""
     for key, value in new.items():
         dotted = f"{prefix}.{key}" if prefix else str(key)
+        if isinstance(value, dict) and into.get(key, {}) is None:
+            continue  # an empty section, which `build` refuses
         if isinstance(value, dict) and isinstance(into.setdefault(key, {}), dict):
             origins.setdefault(dotted, where)
             merge(into[key], origins, value, where, dotted)
@@ -230,7 +232,7 @@ def build(cls: Any, data: Any, origins: Origins, nearest: Callable[[str], str], 
 
 def _check(hint: Any, value: Any, dotted: str, where: str, default: Any = None) -> Any:
     """Converts a value to its declared type: int to float, list to tuple. Raises ConfigError if it does not fit."""
-    kind, allowed = _kind_and_range(hint)
+    kind, allowed = typing.get_args(hint) if typing.get_origin(hint) is Annotated else (hint, None)
     words: tuple[str, ...] = ()
     if typing.get_origin(kind) is Union:  # a number or one of some words, `auto` for most
         kind, literal = typing.get_args(kind)
@@ -258,13 +260,6 @@ def _check(hint: Any, value: Any, dotted: str, where: str, default: Any = None) 
     )
 
 
-def _kind_and_range(hint: Any) -> tuple[Any, Range | None]:
-    if typing.get_origin(hint) is Annotated:
-        kind, allowed = typing.get_args(hint)
-        return kind, allowed
-    return hint, None
-
-
 def as_float(value: Any) -> Any:
     """The value as a float if it is one; YAML reads 1e-4 (without a dot) as a string."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
@@ -279,7 +274,7 @@ def _expected(kind: Any, allowed: Range | None, default: Any) -> str:
     """The allowed values in words: "a whole number from 1 to 64", or an example for lists."""
     arguments = typing.get_args(kind)
     if typing.get_origin(kind) is tuple:
-        entry = {int: "whole numbers", float: "numbers"}.get(_kind_and_range(arguments[0])[0], "words")
+        entry = {int: "whole numbers", float: "numbers"}.get(getattr(arguments[0], "__origin__", str), "words")
         count = "" if arguments[-1] is Ellipsis else f"{len(arguments)} "
         example = default if count else default[:2]
         return f"a list of {count}{entry}, such as [{', '.join(map(str, example))}]"

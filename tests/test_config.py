@@ -403,6 +403,11 @@ def test_broken_files(content: str | bytes, sentence: str, tmp_path: Path) -> No
     assert refusal(path=path).startswith(f"{path}: {sentence}")
 
 
+def test_an_empty_section_is_refused_whatever_comes_on_top(tmp_path: Path) -> None:
+    path = write(tmp_path / "empty.yml", "base: rtdetrv3_nano_shapes\ntrain:\n")
+    assert refusal("train.max_iterations=3", path=path).startswith(f"{path}: train is a section")
+
+
 @pytest.mark.parametrize("form", ["[{0}, {0}, {0}]", "{{<<: [{0}, {0}, {0}]}}"])
 def test_aliases_that_multiply_do_not_hang(form: str, tmp_path: Path) -> None:
     lines = ["a0: &a0 {x: 1}"] + [f"a{i + 1}: &a{i + 1} {form.format(f'*a{i}')}" for i in range(60)]
