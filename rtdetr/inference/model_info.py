@@ -47,10 +47,12 @@ def model_info(cfg: Config, classes: Classes, weights: Path | None, source: dict
     """Counts on fake tensors: an exported file has no parameters to count."""
     with FakeTensorMode():
         model = build_model(cfg.model, len(classes)).eval()
-        counts = {name: each.numel() for name, each in model.named_parameters()}
+        # Weights and biases, also those of frozen norms, which are buffers.
+        counts = {key: each.numel() for key, each in model.state_dict().items() if key.endswith(("weight", "bias"))}
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             model(torch.empty(1, 3, *cfg.data.image_size))
-    training = sum(number for name, number in counts.items() if name.startswith(TRAINING_PARTS))
+    parts = (*TRAINING_PARTS, *(f"decoder.score_heads.{i}." for i in range(cfg.model.decoder.num_layers - 1)))
+    training = sum(number for name, number in counts.items() if name.startswith(parts))
     return ModelInfo(
         cfg.name,
         sum(counts.values()) - training,

@@ -17,7 +17,10 @@ from messages import message
 import rtdetr
 from rtdetr import RTDETRv3
 from rtdetr.commands.arguments import is_weights
+from rtdetr.config import load_config
+from rtdetr.inference.model_info import model_info
 from rtdetr.inference.runtimes import runtime_of
+from rtdetr.weights.official import guess_classes
 
 MEANT = "; did you mean "
 ELSEWHERE = " here; other commands take "
@@ -244,6 +247,13 @@ def test_saved_results_take_the_place_of_nothing(
         result.save("new.odd")
     with pytest.raises(ValueError, match=message("not written", "none/a.jpg", "No such file or directory")):
         result.save("none/a.jpg")
+
+
+@pytest.mark.parametrize(("name", "number"), [("r18vd", 20_122_608), ("r50vd", 42_821_084)])
+def test_info_counts_what_detects_as_the_official_model_does(name: str, number: int) -> None:
+    """With the scale and shift of frozen norms, without the score heads of the first decoder layers."""
+    cfg = load_config(f"rtdetrv3_{name}_6x_coco")
+    assert model_info(cfg, guess_classes(80), None, None).parameters == number
 
 
 def test_what_info_says(model: RTDETRv3) -> None:
