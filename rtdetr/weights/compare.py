@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from rtdetr.wording import counted
+
 SHOWN_NAMES = 6  # of each kind, in messages
 
 
@@ -74,7 +76,8 @@ def describe(weights: Mapping[str, Tensor]) -> str:
     return (
         f"RT-DETRv3 {depth} with a stem of {rows('backbone.stem.0.conv.weight')} channels, "
         f"encoder of width {rows('encoder.aifi.norm1.weight')} ({rows('encoder.aifi.linear1.weight')} inside), "
-        f"{count('decoder.score_heads.')} decoder layers of width {rows('decoder.layers.0.norm1.weight')} "
+        f"{counted(count('decoder.score_heads.'), 'decoder layer')} of width {rows('decoder.layers.0.norm1.weight')} "
         f"({rows('decoder.layers.0.linear1.weight')} inside) on {count('decoder.input_proj.')} levels, "
-        f"{count('query_groups.selectors.')} extra query groups, {rows('decoder.score_heads.0.weight')} classes"
+        f"{counted(count('query_groups.selectors.'), 'extra query group')}, "
+        f"{counted(rows('decoder.score_heads.0.weight'), 'class')}"
     )

@@ -21,7 +21,7 @@ from rtdetr.cli import main
 from rtdetr.engine.run_files.run_state import rng_state, set_rng_state
 from rtdetr.models.rtdetrv3 import build_model
 from rtdetr.weights.checkpoint import CheckpointError, load_checkpoint, make_checkpoint, save_checkpoint
-from rtdetr.weights.compare import compare
+from rtdetr.weights.compare import compare, describe
 from rtdetr.weights.load import load_exactly, model_from_checkpoint, warm_start
 from rtdetr.weights.official import convert
 
@@ -62,6 +62,10 @@ def test_saving_leaves_the_old_file_when_it_fails(tmp_path: Path) -> None:
         save_checkpoint(path, {"content": lambda: None})  # cannot be pickled
     assert torch.load(path, weights_only=True) == {"content": 1}
     assert [each.name for each in tmp_path.iterdir()] == ["last.pth"]
+
+
+def test_a_description_counts_in_words() -> None:
+    assert describe(nano_model(num_classes=1).state_dict()).endswith("on 3 levels, 1 extra query group, 1 class")
 
 
 def test_missing_foreign_and_damaged_files(saved: Path, tmp_path: Path) -> None:
