@@ -237,7 +237,7 @@ def check_data(cfg: Config, updates: Sequence[str], splits: Sequence[str] = ("tr
     checkpoint from another machine, is not one that the user typed."""
     for split in splits:
         path = getattr(cfg.data, split).annotations
-        if any(each.startswith(f"data.{split}.") for each in updates) or (path and os.path.exists(path)):
+        if any(each.startswith((f"data.{split}.", f"data.{split}=")) for each in updates) or os.path.exists(path):
             continue
         here = "not here" if os.path.isabs(path) else f"not here, in {os.getcwd()}"
         why = f"data.{split}.annotations of {cfg.name} is {path}, which is {here}" if path else f"{cfg.name} has none"
@@ -261,15 +261,10 @@ def config_from_dict(data: dict[str, Any], source: str, updates: list[str] | Non
     what gave the updates."""
     tree, where = copy.deepcopy(data), f"{source} (the config stored in it)"
     replace_old_keys(tree, where, stored=True)
-    _leave_out_unknown(tree.get("train"))
+    if isinstance(train := tree.get("train"), dict):
+        # Keys that only another version had are left out: they changed how that run went, not its model.
+        tree["train"] = {each.name: train[each.name] for each in dataclasses.fields(TrainConfig) if each.name in train}
     return _config([(tree, where)], updates, by)
-
-
-def _leave_out_unknown(train: Any) -> None:
-    """Keys of a stored `train` section that only another version had: they changed how that run went, not its model."""
-    if isinstance(train, dict):
-        for key in train.keys() - {each.name for each in dataclasses.fields(TrainConfig)}:
-            del train[key]
 
 
 def config_to_dict(config: Any) -> dict[str, Any]:

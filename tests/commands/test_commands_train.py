@@ -262,6 +262,9 @@ def test_missing_data_of_a_config_name_the_option(folder: Path, capsys: pytest.C
     ):
         assert run(f"{command} --device cpu") == 2
         assert capsys.readouterr().err.startswith("error: --data DATA is needed, a folder or file with images")
+    sections = "data.train={'annotations':'here.json'} data.val={'annotations':'here.json'}"
+    assert run(f"train -c rtdetrv3_nano_shapes --device cpu -u {sections}") == 2
+    assert "here.json: no such annotation file" in capsys.readouterr().err
     content = load_checkpoint("run/best.pth")
     content["config"]["data"]["val"]["annotations"] = "/elsewhere/val.json"
     save_checkpoint(Path("from_elsewhere.pth"), content)
