@@ -40,7 +40,7 @@ class TrainResult(NamedTuple):
 
     output_dir: Path
     best: Path  # the checkpoint with the highest AP, last.pth when nothing was evaluated
-    figures: dict[str, float]  # the twelve of COCO at the highest AP, as in EvalResult; none without evaluation
+    figures: dict[str, float]  # those of EvalResult at the highest AP; none without evaluation
     stopped_by: int | None  # the signal that ended it early; train(resume=output_dir / "last.pth") resumes
 
 
@@ -246,7 +246,7 @@ class RTDETRv3:
 
         from rtdetr.data.custom import KEY, name_of, without_custom
         from rtdetr.engine import distributed
-        from rtdetr.engine.evaluation.evaluator import FIGURES
+        from rtdetr.engine.evaluation.evaluator import FIGURE_NAMES
         from rtdetr.engine.run_files.metrics import best_row
         from rtdetr.engine.trainer import Trainer  # here, because torchvision takes as long as torch to import
         from rtdetr.process_state import process_restored
@@ -278,8 +278,8 @@ class RTDETRv3:
         compile_, half = self._predictors.compile, self._predictors.half
         trained = type(self).from_pretrained(best, device=str(self.device), compile=compile_, half=half)
         self.__dict__.update(trained.__dict__)
-        row = best_row(folder / "metrics.csv", trainer.state.early_stop.best)
-        figures = {} if row is None else {each: float(row.get(each) or -1) for each in FIGURES}  # empty: not measured
+        row = best_row(folder / "metrics.csv", trainer.state.early_stop.best) or {}
+        figures = {each: float(row[each] or -1) for each in FIGURE_NAMES if each in row}  # empty: not measured
         return TrainResult(folder, best, figures, stopped_by)
 
     def evaluate(

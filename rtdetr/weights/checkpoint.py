@@ -221,7 +221,7 @@ def exists(path: Path) -> bool:
 def why_no_weight_file(path: Path) -> str | None:
     """A sentence about a path that cannot be a weight file, else None. Raises CheckpointError as `exists` does."""
     if not exists(path):
-        elsewhere = "; `rtdetr weights` lists those that download" if path.suffix == ".pt" else ""
+        elsewhere = "; `rtdetr weights` lists those that download" if path.suffix in (".pt", "") else ""
         return f"no such weight file{elsewhere}"
     if path.is_dir():
         if (path / "model.safetensors").is_file():

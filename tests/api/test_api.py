@@ -34,7 +34,7 @@ from rtdetr.inference.predictors import Predictors
 from rtdetr.models.postprocess import EndToEnd
 from rtdetr.models.rtdetrv3 import build_model
 from rtdetr.types import Detections
-from rtdetr.weights.checkpoint import CheckpointError
+from rtdetr.weights.checkpoint import CheckpointError, why_no_weight_file
 
 
 def test_importing_the_package_imports_no_torch() -> None:
@@ -262,6 +262,7 @@ def test_what_does_not_belong_to_the_model_is_refused(model: RTDETRv3) -> None:
 def test_names_that_lead_nowhere_are_one_sentence(checkpoint: Path) -> None:
     with pytest.raises(CheckpointError, match="no such weight file"):
         RTDETRv3.from_pretrained("missing.pth")
+    assert why_no_weight_file(Path("rtdetr_r18vd")) == "no such weight file; `rtdetr weights` lists those that download"
     with pytest.raises(DataError, match="knows its own"):
         RTDETRv3.from_pretrained(checkpoint, classes=["a"])
     with pytest.raises(CheckpointError, match="cannot be accessed"):
@@ -286,6 +287,19 @@ def test_train_evaluate_and_detect(checkpoint: Path, tmp_path: Path) -> None:
     pair = data / "val", data / "annotations" / "instances_val.json"
     again = model.evaluate(pair)
     assert again is not None and again.figures == evaluated.figures
+
+
+def test_a_training_on_lvis_returns_its_figures(checkpoint: Path, tmp_path: Path) -> None:
+    document = json.loads((checkpoint.parent / "annotations" / "instances_val.json").read_text())
+    for image in document["images"]:
+        image |= {"neg_category_ids": [], "not_exhaustive_category_ids": []}
+    (tmp_path / "lvis.json").write_text(json.dumps(document))
+    model = RTDETRv3.from_pretrained(checkpoint, device="cpu")
+    result = model.train(
+        (checkpoint.parent / "val", tmp_path / "lvis.json"), max_iterations=1, output_dir=tmp_path / "r"
+    )
+    evaluated = model.evaluate()
+    assert evaluated is not None and list(result.figures) == list(evaluated.figures) and "AR300" in result.figures
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, pickle.dumps])
