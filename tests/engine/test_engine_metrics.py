@@ -49,6 +49,18 @@ def started(folder: Path, iteration: int = 0) -> TensorBoardLogger:
     return board
 
 
+def test_tensorboard_shows_earlier_rows_where_metrics_csv_numbers_them_anew(tmp_path: Path) -> None:
+    board = started(tmp_path)
+    for step in (1, 2):
+        board.on_step(step, 0, {"loss": step / 2})
+    rows = [{"kind": "train", "iteration": "3", "epoch": "0", "loss": "0.5", "AP": ""}]
+    rows.append({"kind": "eval", "iteration": "6", "epoch": "0", "loss": "", "AP": "0.25"})
+    resumed = TensorBoardLogger()
+    resumed.on_start(Run("nano", tmp_path, {}, ["circle"], 6, 9, rows, True))
+    resumed.on_step(7, 0, {"loss": 0.125})
+    assert scalars(tmp_path / "tensorboard") == {"train/loss": [(3, 0.5), (7, 0.125)], "eval/AP": [(6, 0.25)]}
+
+
 @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")  # of the writer
 def test_tensorboard_is_switched_off_by_a_full_disk(tmp_path: Path) -> None:
     warnings: list[str] = []

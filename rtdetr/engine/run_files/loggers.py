@@ -8,7 +8,7 @@ import os
 import secrets
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -47,14 +47,16 @@ class TensorBoardLogger(Callback):
         from torch.utils.tensorboard import SummaryWriter  # slow
 
         self._folder = run.folder / "tensorboard"
-        # TensorBoard ignores older events of the steps that a resumed run repeats.
-        self._writer = SummaryWriter(str(self._folder), purge_step=run.iteration + 1 if run.iteration else None)
+        # TensorBoard ignores older events of the steps that a resumed run repeats; of all, if steps are numbered anew.
+        first = 1 if run.renumbered else run.iteration + 1
+        self._writer = SummaryWriter(str(self._folder), purge_step=first if run.iteration else None)
+        self._add(map(_from_csv, run.rows if run.renumbered else ()))
 
     def on_step(self, iteration: int, epoch: int, values: Mapping[str, float]) -> None:
-        self._add(iteration, "train", values)
+        self._add([_row("train", iteration, epoch, values)])
 
     def on_evaluation(self, iteration: int, epoch: int, figures: Mapping[str, float]) -> None:
-        self._add(iteration, "eval", figures)
+        self._add([_row("eval", iteration, epoch, figures)])
 
     def on_images(self, iteration: int, images: Mapping[str, Image.Image]) -> None:
         with self._written():
@@ -64,10 +66,11 @@ class TensorBoardLogger(Callback):
     def on_end(self, outcome: Outcome) -> None:
         self._writer.close()
 
-    def _add(self, iteration: int, kind: str, values: Mapping[str, float]) -> None:
+    def _add(self, rows: Iterable[Row]) -> None:
         with self._written():
-            for name, value in values.items():
-                self._writer.add_scalar(f"{kind}/{name}", value, iteration)
+            for row in rows:
+                for name, value in row.values.items():
+                    self._writer.add_scalar(name, value, row.iteration)
 
     @contextmanager
     def _written(self) -> Iterator[None]:
