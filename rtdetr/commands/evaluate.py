@@ -32,9 +32,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     parser = Parser("eval", "COCO figures of a checkpoint.")
     parser.add_weights("a checkpoint, or an exported file")
     parser.add_validation()
-    parser.add_argument(
-        "--evaluator", choices=EVALUATORS, default=EVALUATORS[0], help="default: %(default)s, which LVIS always uses"
-    )
+    text = "default: %(default)s, which LVIS always uses"
+    parser.add_argument("--evaluator", choices=EVALUATORS, default=EVALUATORS[0], help=text)
     parser.add_argument(
         "--match-classes",
         choices=("id", "name"),

@@ -41,8 +41,7 @@ def data_updates(data: Any, needed: tuple[str, ...] = ("train", "val")) -> list[
         if len(needed) > 1:
             logger.warning("data: one set for all, so validation looks at the images that were learned: %s", pair[1])
         splits = dict.fromkeys(needed, pair)
-    missing = [name for name in needed if name not in splits]
-    if missing:
+    if missing := [name for name in needed if name not in splits]:
         raise DataError(f"data: nothing is given for {' and '.join(missing)}; {EXPECTED}")
     for name, (images, file) in splits.items():
         if images and name in needed:
