@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import weakref
@@ -19,6 +20,7 @@ from rtdetr.wording import option
 Result = TypeVar("Result")
 LOOKING = 5.0  # seconds to wait for news of a dead process after a collective has failed
 
+_group_numbers = itertools.count()
 _last_acts: list[weakref.finalize[..., object]] = []
 
 
@@ -60,10 +62,11 @@ def process_group(device: str, training: bool = False) -> Iterator[torch.device]
     if num_launched() == 1 or dist.is_initialized():
         yield chosen
         return
-    if chosen.type == "cuda":
-        dist.init_process_group("cpu:gloo,cuda:nccl", device_id=chosen)
-    else:
-        dist.init_process_group("gloo")
+    store, number, count = next(dist.rendezvous("env://"))
+    # torchrun's store keeps the addresses of earlier groups of these processes, to which nobody listens any more.
+    store = dist.PrefixStore(f"group {next(_group_numbers)}", store)
+    kinds, on_gpu = ("cpu:gloo,cuda:nccl", chosen) if chosen.type == "cuda" else ("gloo", None)
+    dist.init_process_group(kinds, store=store, rank=number, world_size=count, device_id=on_gpu)
     line, well = PeerWatchdog(rank(), world_size(), gather_objects), False
     if line.why_not:
         print(f"warning: {line.why_not}", file=sys.stderr)

@@ -6,6 +6,8 @@ import copy
 import os
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from engine_helpers import PartialDraws, made_up_batch, part_of, tiny_config, tiny_data
+from run_cases import environment
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -246,6 +249,21 @@ def test_memory_of_a_training_grows_in_place_unless_the_user_says_otherwise(monk
     assert "PYTORCH_ALLOC_CONF" not in os.environ
 
 
+GROUPS = """
+from rtdetr.engine import distributed
+for turn in range(3):
+    with distributed.process_group("cpu"):
+        assert distributed.gather_objects(turn) == [turn, turn]
+"""
+
+
+def test_groups_follow_one_another_under_torchrun(tmp_path: Path) -> None:
+    """As of model.train() and model.evaluate() in one script: torchrun's store outlives each of them."""
+    (tmp_path / "groups.py").write_text(GROUPS)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    subprocess.run([*command, tmp_path / "groups.py"], env=environment(), check=True, timeout=60)
+
+
 class Kept:
     """What a script holds on to till the end, as a trainer with graphs."""
 
@@ -254,7 +272,8 @@ def test_last_acts_come_before_the_end_of_the_process_group(monkeypatch: pytest.
     """NCCL waits for graphs that use it, and scripts keep their trainer."""
     done: list[str] = []
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(distributed.dist, "init_process_group", lambda *_: None)
+    monkeypatch.setattr(distributed.dist, "rendezvous", lambda _: iter([(torch.distributed.HashStore(), 0, 2)]))
+    monkeypatch.setattr(distributed.dist, "init_process_group", lambda *_, **__: None)
     monkeypatch.setattr(distributed.dist, "destroy_process_group", lambda: done.append("the group is gone"))
     monkeypatch.setattr(distributed, "PeerWatchdog", lambda *_: SimpleNamespace(why_not="", close=lambda well: None))
     owner, lost = Kept(), Kept()
