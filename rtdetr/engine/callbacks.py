@@ -35,8 +35,7 @@ class Callback:
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
-        unknown = sorted(name for name in vars(cls) if name.startswith("on_") and not hasattr(Callback, name))
-        if unknown:
+        if unknown := sorted(name for name in vars(cls) if name.startswith("on_") and not hasattr(Callback, name)):
             known = ", ".join(name for name in vars(Callback) if name.startswith("on_"))
             raise TypeError(f"{cls.__name__}.{unknown[0]}: a callback has no such method; there are {known}")
 

@@ -33,8 +33,7 @@ def open_images(cfg: Config) -> tuple[DetectionSet, list[int]]:
     """Returns the training set and the indices of images with boxes. Raises DataError if none has."""
     distributed.refuse_several("--overfit")
     source = open_train_set(cfg)
-    useful = with_boxes(source)
-    if not useful:
+    if not (useful := with_boxes(source)):
         raise DataError(f"{source.annotation_file}: no box to learn from; is it the right file?")
     return source, useful
 
