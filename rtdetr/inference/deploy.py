@@ -78,7 +78,7 @@ class Plan(NamedTuple):
                 raise ConfigError(f"{name}: expected one of {', '.join(map(str, values))}, got {given!r}")
         cuda = device.type == "cuda"
         if self.decode == "device" and not cuda:
-            raise ConfigError(f"decode: expected host, or device on a GPU, got device on {device}")
+            raise ConfigError(f"decode: expected host, or device on a GPU, got 'device' on {device}")
         if self.kernels == "plain":
             for name in ("half", "graphs", "compile", "fuse_relu"):
                 if getattr(self, name) not in ("auto", False):
