@@ -32,6 +32,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, command: str, about: str, epilog: str | None = None) -> None:
         layout = argparse.RawDescriptionHelpFormatter
         super().__init__(prog=f"rtdetr {command}", description=about, epilog=epilog, formatter_class=layout)
+        self.register("type", Path, named_path)
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         own = self._option_string_actions
@@ -212,6 +213,13 @@ def integer(least: int, most: float = inf) -> Callable[[str], int]:
         return int(text)
 
     return parse
+
+
+def named_path(text: str) -> Path:
+    """The type of arguments that are paths. Path("") is the working folder, for which nobody asks by an empty name."""
+    if not text:
+        raise argparse.ArgumentTypeError("expected a path, got an empty name; is a variable of the shell unset?")
+    return Path(text)
 
 
 score_threshold = number("from 0 to 1", lambda value: 0 <= value <= 1)

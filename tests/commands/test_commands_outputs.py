@@ -36,6 +36,17 @@ def predict(
     return subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, cwd=folder, text=True, timeout=120)
 
 
+@pytest.mark.parametrize("words", ["train shapes --output-dir", "predict best.pth a.png --output-dir", "eval -w"])
+def test_an_empty_name_is_not_the_working_folder(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main([*words.split(), ""])
+    assert ended.value.code == 2 and "got an empty name" in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())
+
+
 def test_where_nobody_reads_on_it_ends_quietly(tmp_path: Path) -> None:
     """As in `rtdetr predict ... | head -1`."""
     read, write = os.pipe()
