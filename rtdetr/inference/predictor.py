@@ -173,6 +173,8 @@ class Predictor:
         threshold: for this call, instead of the predictor's. with_images: keep the images of results, here or in the
         process that read them. If the device decodes, threads only read, and results have no image.
         """
+        if batch_size < 1:
+            raise ValueError(f"batch_size: expected a whole number from 1, got {batch_size}")
         if read is not None and num_processes:
             raise ValueError(f"read: only threads call it, expected num_processes=0, got {num_processes}")
         threshold = self.threshold if threshold is None else threshold

@@ -83,6 +83,8 @@ def test_they_read_what_threads_read_and_stay_for_the_next_list(checkpoint: Path
     assert pids_of(predictor.processes) == running and len(set(running)) == 2
     with pytest.raises(ValueError, match="read: only threads call it, expected num_processes=0, got 2"):
         next(predictor.predict_files(files, read=predictor.read_file, num_processes=2))
+    with pytest.raises(ValueError, match="batch_size: expected a whole number from 1, got 0"):
+        next(predictor.predict_files(files, 0))
     results = predictor.predict_files(files, 2, num_processes=2)
     next(results)
     results.close()  # nobody waits for the rest
