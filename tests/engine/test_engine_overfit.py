@@ -20,7 +20,7 @@ def command(data: Path, number: int, folder: Path, *updates: str) -> int:
     return cli.main([*arguments, "-u", *tiny_updates(data), "train.log_every=50", *updates])
 
 
-def test_images_learnt_by_heart_pass(
+def test_overfitted_images_pass(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rtdetr.engine.evaluation.overfit.GOAL", 0.5)  # .9 takes half as long again
