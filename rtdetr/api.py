@@ -278,7 +278,7 @@ class RTDETRv3:
         compile_, half = self._predictors.compile, self._predictors.half
         trained = type(self).from_pretrained(best, device=str(self.device), compile=compile_, half=half)
         self.__dict__.update(trained.__dict__)
-        row = best_row(folder / "metrics.csv", trainer.state.early_stop.best) or {}
+        row = best_row(folder / "metrics.csv", trainer.state.best_ap) or {}
         figures = {each: float(row[each] or -1) for each in FIGURE_NAMES if each in row}  # empty: not measured
         return TrainResult(folder, best, figures, stopped_by)
 
