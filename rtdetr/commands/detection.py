@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import sys
 import tempfile
@@ -29,7 +30,7 @@ from rtdetr.inference.files import manifest_paths
 from rtdetr.inference.predictor import File, FileResult, Predictor
 from rtdetr.inference.prefetch import BackgroundCalls, ahead, in_order
 from rtdetr.inference.processes import Readers, ReadingProcesses
-from rtdetr.inference.results import Done, JsonLines, ResultsFolder, already_done, cut_partial_line, item_of
+from rtdetr.inference.results import Done, ResultsFolder, already_done, cut_partial_line, item_of
 from rtdetr.inference.runtimes import is_exported, load
 from rtdetr.inference.slicing import Slices, predict_files_sliced, predict_sliced
 from rtdetr.inference.sources import Opener
@@ -167,19 +168,19 @@ def detect_listed(args: argparse.Namespace, folder: Path, slices: Slices | None)
         start = time.perf_counter()
         if resumed:
             cut_partial_line(file)
-        results = JsonLines(file, append=args.resume)
-        with signals.listening(), progress(number, done=before) as bar:
+        folder.mkdir(parents=True, exist_ok=True)
+        mode = "a" if args.resume else "w"  # buffering=1: each line is flushed
+        with open(file, mode, buffering=1) as lines, signals.listening(), progress(number, done=before) as bar:
             for found in search.files(rest, with_images=bool(args.crops)):
                 if args.crops and (image := found.as_pil) is not None:
                     save_crops(image, found.detections, folder / "crops" / str(done.images + 1))
-                results.add(item_of(found))
+                print(json.dumps(item_of(found)), file=lines)
                 done = Done(done.images + 1, done.errors + bool(found.error), done.objects + len(found.detections))
                 if found.error:
                     say_above_bar(f"error: {found.error}", file=sys.stderr)
                 bar.update()
                 if signals.received:
                     break
-        results.close()
     seconds = (time.perf_counter() - start) / max(1, done.images - before)
     print(
         f"{counted(done.images - done.errors, 'image')}, {counted(done.objects, 'object')}, {seconds:.3f} s per image; "

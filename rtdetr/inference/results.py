@@ -61,21 +61,6 @@ class JsonList:
         self.file.close()
 
 
-class JsonLines:
-    """A file with one JSON object per line, flushed after each. Raises OSError."""
-
-    def __init__(self, path: Path, append: bool = False) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.file = open(path, "ab" if append else "wb")  # noqa: SIM115 - until close()
-
-    def add(self, item: dict[str, Any]) -> None:
-        self.file.write(json.dumps(item).encode() + b"\n")
-        self.file.flush()
-
-    def close(self) -> None:
-        self.file.close()
-
-
 class Done(NamedTuple):
     """Counts of the results that a file contains already."""
 

@@ -3,6 +3,7 @@ boxes, and a line of JSON per searched frame."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
@@ -15,7 +16,7 @@ from PIL import Image
 from rtdetr.extras import optional
 from rtdetr.inference.draw import Detection, draw, save_crops
 from rtdetr.inference.prefetch import batches
-from rtdetr.inference.results import JsonLines, as_json
+from rtdetr.inference.results import as_json
 from rtdetr.inference.video import Frame, Video
 
 MEMORY = 1.0  # seconds that a tracked object may be hidden and keep its id
@@ -95,7 +96,7 @@ class VideoResultsWriter:
         self.target.parent.mkdir(parents=True, exist_ok=True)
         self.listed = folder / f"{name}.jsonl"
         self.video = VideoWriter(self.target, video.rate, video.tick)
-        self.lines = JsonLines(self.listed)
+        self.lines = open(self.listed, "w", buffering=1)  # noqa: SIM115 - until __exit__; each line is flushed
 
     def add(self, seen: SearchedFrame) -> None:
         tracks = seen.tracks or [None] * len(seen.detections)
@@ -111,7 +112,8 @@ class VideoResultsWriter:
             detections = [{**each, "track": track} for each, track in zip(detections, tracks)]
         if self.crops is not None:
             save_crops(seen.frame.image, seen.detections, self.crops / str(seen.number))
-        self.lines.add({"frame": seen.number, "seconds": round(seen.frame.seconds, 6), "detections": detections})
+        found = {"frame": seen.number, "seconds": round(seen.frame.seconds, 6), "detections": detections}
+        print(json.dumps(found), file=self.lines)
 
     def __enter__(self) -> VideoResultsWriter:
         return self
