@@ -28,18 +28,6 @@ class Answer(NamedTuple):
     detections: list[Detection]  # best first, of every score
 
 
-class Job(NamedTuple):
-    """The bytes of a file, and the future that receives its answer."""
-
-    data: bytes
-    answer: Future[Answer]
-
-
-class Reading(NamedTuple):
-    job: Job
-    image: Future[Image.Image]
-
-
 class Batcher:
     """Detects in submitted files, in the order of arrival and up to `max_batch` images at a time.
 
@@ -50,7 +38,7 @@ class Batcher:
 
     def __init__(self, detect: Detect, max_batch: int, max_megapixels: float, seen: Callable[[int], None]) -> None:
         self.detect, self.max_batch, self.max_megapixels, self.seen = detect, max_batch, max_megapixels, seen
-        self.jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self.files: queue.SimpleQueue[tuple[bytes, Future[Answer]] | None] = queue.SimpleQueue()
         self.readers = ThreadPoolExecutor(min(READERS, max_batch), "rtdetr-read")
         self.detector = ThreadPoolExecutor(1, "rtdetr-detect")
         self.thread = threading.Thread(target=self._run, name="rtdetr-batch", daemon=True)
@@ -59,16 +47,16 @@ class Batcher:
     def submit(self, data: bytes) -> Future[Answer]:
         """Returns the future answer for a file; it raises DataError if the image cannot be read."""
         answer: Future[Answer] = Future()
-        self.jobs.put(Job(data, answer))
+        self.files.put((data, answer))
         return answer
 
     def waiting(self) -> int:
         """Number of files that no batch has taken yet."""
-        return self.jobs.qsize()
+        return self.files.qsize()
 
     def close(self) -> None:
         """Answers what was submitted, then ends the threads."""
-        self.jobs.put(None)
+        self.files.put(None)
         self.thread.join()
         self.readers.shutdown()
         self.detector.shutdown()
@@ -78,36 +66,37 @@ class Batcher:
         at_work.set_result([])
         while True:
             batch, last = self._gather(at_work)
-            wait([each.image for each in batch])
+            wait([image for _, image in batch])
             wait([at_work])
-            readable = []
-            for each in batch:
-                error = each.image.exception()
-                if error is None:
-                    readable.append(each)
+            answers, images = [], []
+            for answer, image in batch:
+                if error := image.exception():
+                    answer.set_exception(error)
                 else:
-                    each.job.answer.set_exception(error)
-            if readable:
-                self.seen(len(readable))
-                at_work = _submit(self.detector, self._detect, [each.image.result() for each in readable])
-                at_work.add_done_callback(partial(_deliver, [each.job for each in readable]))
+                    answers.append(answer)
+                    images.append(image.result())
+            if images:
+                self.seen(len(images))
+                at_work = _submit(self.detector, self._detect, images)
+                at_work.add_done_callback(partial(_deliver, answers))
             if last:
                 return
 
-    def _gather(self, at_work: Future[list[Answer]]) -> tuple[list[Reading], bool]:
+    def _gather(self, at_work: Future[list[Answer]]) -> tuple[list[tuple[Future[Answer], Future[Image.Image]]], bool]:
         """Returns the next batch, whose images are being read, and whether it is the last one."""
-        batch: list[Reading] = []
+        batch: list[tuple[Future[Answer], Future[Image.Image]]] = []
         while len(batch) < self.max_batch:
             try:
-                job = self.jobs.get(timeout=None if not batch else 0 if at_work.done() else PATIENCE)
+                file = self.files.get(timeout=None if not batch else 0 if at_work.done() else PATIENCE)
             except queue.Empty:
                 if at_work.done():
                     break
                 continue
-            if job is None:
+            if file is None:
                 return batch, True
-            if job.answer.set_running_or_notify_cancel():
-                batch.append(Reading(job, _submit(self.readers, read_bytes, job.data, self.max_megapixels)))
+            data, answer = file
+            if answer.set_running_or_notify_cancel():
+                batch.append((answer, _submit(self.readers, read_bytes, data, self.max_megapixels)))
         return batch, False
 
     def _detect(self, images: list[Image.Image]) -> list[Answer]:
@@ -124,11 +113,11 @@ def _submit(pool: ThreadPoolExecutor, call: Callable[..., Result], *arguments: A
         return failed
 
 
-def _deliver(jobs: list[Job], done: Future[list[Answer]]) -> None:
+def _deliver(answers: list[Future[Answer]], done: Future[list[Answer]]) -> None:
     """Passes the answers of a batch, or its error, to the futures."""
     error = done.exception()
-    for number, job in enumerate(jobs):
+    for number, answer in enumerate(answers):
         if error is None:
-            job.answer.set_result(done.result()[number])
+            answer.set_result(done.result()[number])
         else:
-            job.answer.set_exception(error)
+            answer.set_exception(error)
