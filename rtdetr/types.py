@@ -30,12 +30,10 @@ class Targets(NamedTuple):
     # graph, which serves batches of any counts, and for a part of the boxes: there the mask alone tells
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Targets:
-        labels, boxes, boxes_pixel, mask = (t.to(device, non_blocking=non_blocking) for t in self[:4])
-        return Targets(labels, boxes, boxes_pixel, mask, self.counts)
+        return Targets._make((*(t.to(device, non_blocking=non_blocking) for t in self[:4]), self.counts))
 
     def pin_memory(self) -> Targets:
-        labels, boxes, boxes_pixel, mask = (t.pin_memory() for t in self[:4])
-        return Targets(labels, boxes, boxes_pixel, mask, self.counts)
+        return Targets._make((*(t.pin_memory() for t in self[:4]), self.counts))
 
     def padded(self, size: int) -> Targets:
         """A copy with `size` box slots per image."""
