@@ -53,10 +53,7 @@ class RTDETRv3:
     """
 
     def __init__(
-        self,
-        predictors: Predictors | None = None,
-        weights: Path | None = None,
-        source: dict[str, str] | None = None,
+        self, predictors: Predictors | None = None, weights: Path | None = None, source: dict[str, str] | None = None
     ) -> None:
         if predictors is None or isinstance(predictors, (str, os.PathLike)):
             given, name = ("", "NAME OR FILE") if predictors is None else (repr(predictors), repr(predictors))

@@ -96,7 +96,7 @@ class Predictor:
         **options: Any,
     ) -> None:
         with starting_gpu(torch.device(device)):
-            self._set_up(*model_from_checkpoint(checkpoint), device, threshold, options, in_place=True)
+            self._set_up(model_from_checkpoint(checkpoint), device, threshold, options, in_place=True)
 
     @classmethod
     def of(
@@ -113,30 +113,28 @@ class Predictor:
         exported file, takes none of OF_NETWORKS. in_place: a network may be changed, and cannot be used afterwards.
         Raises the errors of the class."""
         predictor = cls.__new__(cls)
-        predictor._set_up(model, cfg, classes, device, threshold, options, in_place)
+        predictor._set_up((model, cfg, classes), device, threshold, options, in_place)
         return predictor
 
     def _set_up(
         self,
-        model: Network | EndToEnd,
-        cfg: Config,
-        classes: Classes,
+        opened: tuple[Network | EndToEnd, Config, Classes],
         device: torch.device | str,
         threshold: Lowest | None,
         options: dict[str, Any],
-        in_place: bool = False,
+        in_place: bool,
     ) -> None:
+        model, self.cfg, self.classes = opened
         if threshold is None:
-            threshold = lowest_scores(classes)
+            threshold = lowest_scores(self.classes)
         if not np.all((np.asarray(threshold) >= 0) & (np.asarray(threshold) <= 1)):  # NaN, too
             raise ValueError(f"threshold: expected a number in [0, 1], got {threshold}")
         asked = [name for name in OF_NETWORKS if options.get(name, "auto") not in ("auto", False)]
         if asked and isinstance(model, EndToEnd):
             raise ConfigError(f"{', '.join(asked)}: an exported file runs as it was exported; leave out this option")
         self.device, self.threshold = torch.device(device), threshold
-        self.cfg, self.classes = cfg, classes
-        self.plan = Plan(**{"kernels": cfg.kernels, **options}).on(self.device)
-        self.model, self._detect = build_detector(model, self.device, cfg.eval.max_detections, self.plan, in_place)
+        self.plan = Plan(**{"kernels": self.cfg.kernels, **options}).on(self.device)
+        self.model, self._detect = build_detector(model, self.device, self.cfg.eval.max_detections, self.plan, in_place)
         self._upload = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self._known_sizes: dict[bytes, Tensor] = {}
         self.processes = ReadingProcesses()  # started for the first long list
@@ -221,13 +219,8 @@ class Predictor:
             sizes = torch.tensor([shape[2:]], dtype=torch.float32).expand(shape[0], 2)
         if sizes.shape != (shape[0], 2):
             raise ValueError(f"sizes: expected ({shape[0]}, 2) for so many images, got {tuple(sizes.shape)}")
-        if torch.is_inference_mode_enabled():  # tensors created in it cannot leave it, and the model caches tensors
-            with torch.inference_mode(False):
-                return self.predict_tensors(images, sizes)
-        if torch.is_autocast_enabled(self.device.type):  # `half` sets the precision, also of a graph that is captured
-            with torch.autocast(self.device.type, enabled=False):
-                return self.predict_tensors(images, sizes)
-        with torch.no_grad():
+        # Tensors of inference mode cannot leave it, and the model caches tensors; `half` alone sets the precision.
+        with torch.inference_mode(False), torch.autocast(self.device.type, enabled=False), torch.no_grad():
             return self._detect(images.to(self.device), sizes.to(self.device, torch.float32))
 
     def _empty_batch(self, number: int, for_files: bool = False) -> FileBatch:
