@@ -44,6 +44,11 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
+def reason_of(error: BaseException) -> str:
+    """The system's reason for an error, or else its first line."""
+    return getattr(error, "strerror", None) or first_line(error)
+
+
 def name_here(table: Mapping[Words, str], name: str) -> Words | None:
     """The entry of a table that lists a name of another project. table: names here, or why there is none, see `meant`
     -> names elsewhere, with spaces between them."""

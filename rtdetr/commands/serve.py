@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from rtdetr.commands.arguments import Parser, add_kernels, integer, thresholds
 from rtdetr.garbage_collection import collection_paused
 from rtdetr.gpu_startup import wake_gpu
+from rtdetr.wording import reason_of
 
 ABOUT = """Detect over HTTP: POST /detect, a page at /, documentation at /docs, GET /health, Prometheus metrics at
 /metrics.
@@ -81,8 +82,8 @@ def listener(host: str, port: int) -> socket.socket:
     except (OSError, UnicodeError) as error:  # UnicodeError: an invalid host name
         if socket_ is not None:
             socket_.close()
-        reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"--host {host} --port {port}: cannot be listened at ({reason}); choose another") from error
+        place = f"--host {host} --port {port}"
+        raise ConfigError(f"{place}: cannot be listened at ({reason_of(error)}); choose another") from error
     return socket_
 
 

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from rtdetr.data.preprocess import SCALE
 from rtdetr.export.cases import GENERATED, Case, ExampleImages, cases
 from rtdetr.export.onnx import changed_weights
 from rtdetr.export.targets import certificate_path
@@ -30,7 +29,7 @@ from rtdetr.inference.export_metadata import Metadata, Precision
 from rtdetr.inference.runtimes import ExportedModel, model_file, open_exported, runtime_of, why_not_run
 from rtdetr.models.postprocess import postprocess
 from rtdetr.models.rtdetrv3 import Network
-from rtdetr.types import Detections
+from rtdetr.types import Detections, as_floats
 from rtdetr.weights.checkpoint import CheckpointError
 from rtdetr.weights.digest import file_sha256, files_in
 from rtdetr.weights.huggingface import is_huggingface
@@ -275,7 +274,7 @@ def reference(model: Network, case: Case, max_detections: int) -> tuple[Detectio
     hook = model.decoder.selector.score_head.register_forward_hook(lambda *call: logits.append(call[2]))
     try:
         with torch.inference_mode():
-            predictions = model(case.pixels.float() * float(SCALE))
+            predictions = model(as_floats(case.pixels))
     finally:
         hook.remove()
     best = logits[0].amax(dim=2).sort(dim=1, descending=True).values
@@ -288,7 +287,7 @@ def compare(
     file: ExportedModel | TransformersModel, case: Case, expected: Detections, gaps: Tensor, bounds: Bounds
 ) -> Comparison:
     with torch.inference_mode():
-        found = file(case.pixels.float() * float(SCALE), case.sizes)
+        found = file(as_floats(case.pixels), case.sizes)
     counts, missing, undecided = 0, 0, 0
     score = box = 0.0
     for i, gap in enumerate(gaps.tolist()):

@@ -116,15 +116,12 @@ def build_detector(
 
     in_place: the given model may be modified. An `EndToEnd` model, such as an exported file, runs as it is.
     """
+    running: Model = model
     if isinstance(model, EndToEnd):
         plan = Plan(fold=False, half=False, graphs=False)
-    dtype = torch.float16 if plan.half else torch.float32
-    running: Model = model
-    if plan.kernels == "plain" and not in_place and isinstance(model, Network):  # the caller may train it
-        running = copy.deepcopy(model)
-    if plan.fold and isinstance(model, Network):
+    elif plan.fold:
         options = DeployOptions(
-            dtype=dtype,
+            dtype=torch.float16 if plan.half else torch.float32,
             remember_sizes=True,
             fuse_linear=bool(plan.half),
             fuse_relu=bool(plan.fuse_relu),
@@ -132,6 +129,8 @@ def build_detector(
             in_place=in_place,
         )
         running = model.deploy(options)
+    elif plan.kernels == "plain" and not in_place:  # the caller may train it
+        running = copy.deepcopy(model)
     running = running.eval().to(device)
     detect: Detect = (detector := Detector(running, max_detections))
     if plan.compile:

@@ -13,9 +13,8 @@ from rtdetr.config import Config
 from rtdetr.data.classes import Classes, some
 from rtdetr.models.rtdetrv3 import build_model
 from rtdetr.weights.digest import files_in
+from rtdetr.weights.huggingface_names import TRAINING_ONLY
 from rtdetr.wording import counted
-
-TRAINING_PARTS = ("query_groups.", "dense_head.")
 
 
 class ModelInfo(NamedTuple):
@@ -51,7 +50,7 @@ def model_info(cfg: Config, classes: Classes, weights: Path | None, source: dict
         counts = {key: each.numel() for key, each in model.state_dict().items() if key.endswith(("weight", "bias"))}
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             model(torch.empty(1, 3, *cfg.data.image_size))
-    parts = (*TRAINING_PARTS, *(f"decoder.score_heads.{i}." for i in range(cfg.model.decoder.num_layers - 1)))
+    parts = (*TRAINING_ONLY, *(f"decoder.score_heads.{i}." for i in range(cfg.model.decoder.num_layers - 1)))
     training = sum(number for name, number in counts.items() if name.startswith(parts))
     return ModelInfo(
         cfg.name,

@@ -32,7 +32,7 @@ from rtdetr.inference.slicing import predict_sliced
 from rtdetr.inference.sources import Item, Source
 from rtdetr.inference.thresholds import Lowest
 from rtdetr.outputs import unused_path
-from rtdetr.wording import counted
+from rtdetr.wording import counted, reason_of
 
 logger = logging.getLogger(__name__)
 
@@ -178,7 +178,7 @@ class Result:
             else:
                 self.draw().save(target)
         except (OSError, ValueError) as error:  # ValueError: a suffix that PIL does not know
-            raise DataError(f"{target}: cannot be written ({getattr(error, 'strerror', None) or error})") from error
+            raise DataError(f"{target}: cannot be written ({reason_of(error)})") from error
         return target
 
     def show(self) -> None:

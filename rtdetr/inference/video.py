@@ -12,7 +12,7 @@ from PIL import Image
 
 from rtdetr.data.classes import DataError
 from rtdetr.extras import optional
-from rtdetr.wording import counted, first_line
+from rtdetr.wording import counted, reason_of
 
 ENDINGS = {
     ".3gp", ".avi", ".flv", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".mts", ".ogv", ".ts", ".webm", ".wmv",
@@ -47,7 +47,7 @@ def open_video(source: str, name: str = "") -> Video:
     try:
         container = av.open(source, timeout=PATIENCE)
     except (av.error.FFmpegError, OSError, ValueError) as error:
-        raise DataError(f"{name}: cannot be opened as a video ({_reason(error)}); is it one?") from error
+        raise DataError(f"{name}: cannot be opened as a video ({reason_of(error)}); is it one?") from error
     if not container.streams.video:
         container.close()
         raise DataError(f"{name}: has no images, only sound or text; expected a video")
@@ -75,7 +75,7 @@ def _decoded(av: Any, container: Any, name: str, rate: Fraction) -> Iterator[Fra
                 yield Frame(image.rotate(turned, expand=True) if turned else image, seconds)
                 number += 1
         except (av.error.FFmpegError, OSError, ValueError) as error:
-            raise DataError(f"{name}: cannot be read after frame {number} ({_reason(error)})") from error
+            raise DataError(f"{name}: cannot be read after frame {number} ({reason_of(error)})") from error
         if not number:
             raise DataError(f"{name}: a video without a single frame")
         if not whole or _is_cut(container, seconds):
@@ -132,7 +132,3 @@ def _camera_frames(camera: Any, index: int) -> Iterator[Frame]:
             yield Frame(image, now - start)
     finally:
         camera.release()
-
-
-def _reason(error: BaseException) -> str:
-    return getattr(error, "strerror", None) or first_line(error)

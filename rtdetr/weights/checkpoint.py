@@ -26,6 +26,7 @@ from torch.utils.serialization import config as serialization
 from rtdetr.config import Config, config_to_dict
 from rtdetr.data.classes import Classes
 from rtdetr.outputs import atomic_write
+from rtdetr.wording import reason_of
 
 logger = logging.getLogger(__name__)
 
@@ -213,8 +214,7 @@ def exists(path: Path) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
-        reason = getattr(error, "strerror", None) or error
-        raise CheckpointError(f"{str(path)!r}: cannot be accessed ({reason})") from error
+        raise CheckpointError(f"{str(path)!r}: cannot be accessed ({reason_of(error)})") from error
     return True
 
 
