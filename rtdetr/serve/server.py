@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import resource
 import socket
 import time
 from typing import Any
@@ -75,32 +76,29 @@ class _Protocol(H11Protocol):
 
 
 class _Server(uvicorn.Server):
+    refused = -1.0  # when it last logged that no connection can be accepted
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        asyncio.get_running_loop().set_exception_handler(AcceptErrors())
+        asyncio.get_running_loop().set_exception_handler(self._handle_error)
         await super().startup(sockets)
         for each in sockets or ():
             each.listen(BACKLOG)  # asyncio uses one number for this and for how many it accepts in a row
 
-
-class AcceptErrors:
-    """Logs once a second that no connection can be accepted; asyncio logs every failure, with a traceback."""
-
-    def __init__(self) -> None:
-        self.logged = -1.0
-
-    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    def _handle_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Logs once a second that no connection can be accepted; asyncio logs every failure, with a traceback."""
         error = context.get("exception")
         if "socket" not in context or not isinstance(error, OSError) or error.errno not in NO_DESCRIPTOR:
             loop.default_exception_handler(context)
-        elif time.monotonic() >= self.logged + 1:
-            self.logged = time.monotonic()
+        elif time.monotonic() >= self.refused + 1:
+            self.refused = time.monotonic()
             logger.error(f"connections are waiting, none can be accepted ({error.strerror}); raise `ulimit -n`")
 
 
 def build_server(app: Any, log_level: str = "warning") -> uvicorn.Server:
     """Returns the server of an application. Half of the descriptors that this process may have are for connections; a
     sixteenth is accepted in a row, before those beyond the limit are closed."""
-    descriptors = descriptor_limit()
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    descriptors = limit if limit != resource.RLIM_INFINITY else 2**20
     config = uvicorn.Config(
         app,
         http=_Protocol,
@@ -111,13 +109,3 @@ def build_server(app: Any, log_level: str = "warning") -> uvicorn.Server:
         backlog=max(1, min(BACKLOG, descriptors // 16)),
     )
     return _Server(config)
-
-
-def descriptor_limit() -> int:
-    """Returns the number of files and sockets that this process may have open."""
-    try:
-        import resource
-    except ImportError:  # Windows, where sockets are not descriptors
-        return 8192
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return soft if soft != resource.RLIM_INFINITY else 2**20
