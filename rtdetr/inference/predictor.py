@@ -282,10 +282,10 @@ class Predictor:
         data, pinned = self.cfg.data, self._upload is not None
         task = Task(data.image_size, data.interpolation, data.max_megapixels, with_images, working_folder())
         with contextlib.closing(self.processes.batches(files, batch_size, task, pinned)) as batches:
-            for names, pixels, read in batches:
+            for names, pixels, outcomes in batches:
                 batch = HostPixels(len(names), data.image_size, pinned, pixels=torch.from_numpy(pixels))
-                batch.sizes.numpy()[:] = [each.size for each in read]
-                yield names, batch, [each.image for each in read]
+                batch.sizes.numpy()[:] = [size for size, _ in outcomes]
+                yield names, batch, [image for _, image in outcomes]
 
     def readers(self, num_files: int) -> Readers:
         """Chooses what reads `num_files` files. If only torch can resize, processes would have to import it first."""

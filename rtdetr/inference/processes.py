@@ -53,8 +53,8 @@ CODE = (
 
 
 def can_start() -> bool:
-    """Whether Python can be started again, and can pass open files on to the new process."""
-    return os.name == "posix" and bool(sys.executable) and not getattr(sys, "frozen", False)
+    """Whether Python can be started again."""
+    return bool(sys.executable) and not getattr(sys, "frozen", False)
 
 
 def usable_cores() -> int:
@@ -220,9 +220,8 @@ class KeptImage:
         self.process.forgotten.append(self.number)
 
 
-class Read(NamedTuple):
-    size: tuple[int, int]  # height and width of the image; (0, 0) after an error
-    image: KeptImage | DataError | None  # None if it is not kept
+# Height and width of an image, (0, 0) after an error, and the image itself, None if it is not kept.
+Outcome = tuple[tuple[int, int], KeptImage | DataError | None]
 
 
 class ReadingProcesses:
@@ -265,7 +264,7 @@ class ReadingProcesses:
 
     def batches(
         self, files: Iterator[Path | str], number: int, task: Task, pinned: bool
-    ) -> Generator[tuple[list[Path | str], NDArray[np.uint8], list[Read]], None, None]:
+    ) -> Generator[tuple[list[Path | str], NDArray[np.uint8], list[Outcome]], None, None]:
         """Yields `number` files at a time, their pixels (B, h, w, 3), and the result of reading each. The pixels are
         valid until the batch after the next one is requested. pinned: a GPU copies them directly."""
         asked: deque[tuple[list[Path | str], NDArray[np.uint8], list[tuple[int, FutureAnswer]]]] = deque()
@@ -285,7 +284,7 @@ class ReadingProcesses:
                     asked.append((batch, slots[first : first + len(batch)], begun))
                 if not batch or len(asked) == num_batches - 1:
                     done, pixels, begun = asked[0]
-                    yield done, pixels, [_read(key, answer, task.keep) for key, answer in begun]
+                    yield done, pixels, [_outcome(key, answer, task.keep) for key, answer in begun]
                     asked.popleft()
         finally:
             if asked:  # no caller receives the rest
@@ -293,11 +292,11 @@ class ReadingProcesses:
             self._serving.release()
 
 
-def _read(key: int, answer: FutureAnswer, keep: bool) -> Read:
+def _outcome(key: int, answer: FutureAnswer, keep: bool) -> Outcome:
     try:
-        return Read(answer.result(), KeptImage(answer.process, key) if keep else None)
+        return answer.result(), KeptImage(answer.process, key) if keep else None
     except DataError as error:
-        return Read((0, 0), error.with_traceback(None))  # its frames would keep this alive
+        return (0, 0), error.with_traceback(None)  # its frames would keep this alive
 
 
 def _end(teams: list[Team], owner: int) -> None:

@@ -216,7 +216,7 @@ def test_signals_are_the_main_process_s(checkpoint: Path, images: Path) -> None:
     assert pids_of(processes) == pids
     assert processes.taken(2)
     [(_, _, gone)] = processes.batches(iter([Path("gone.png")]), 4, Task((8, 8), "cubic", 1.0, False, ""), False)
-    assert isinstance(gone[0].image, DataError) and "gone.png: cannot be read" in str(gone[0].image)
+    assert isinstance(gone[0][1], DataError) and "gone.png: cannot be read" in str(gone[0][1])
     del processes
     wait_until_gone(pids)
 
