@@ -134,7 +134,7 @@ def build_detector(
     running = running.eval().to(device)
     detect: Detect = (detector := Detector(running, max_detections))
     if plan.compile:
-        detect = Compiled(detector, "max-autotune-no-cudagraphs" if plan.compile == "max" else None)
+        detect = compiled(detector, "max-autotune-no-cudagraphs" if plan.compile == "max" else None)
     if plan.kernels == "plain":
         detect = using("plain")(detect)
     if plan.half:
@@ -170,25 +170,19 @@ class DetectorModule(EndToEnd):
         return self.detect(images, sizes)
 
 
-class Compiled:
-    """Runs a Detector with torch.compile, once per shape. The compiled code is cached on disk for the next process.
+def compiled(detector: Detector, mode: str | None, backend: str | Callable[..., Any] = "inductor") -> Detect:
+    """The detector with torch.compile, once per shape. The compiled code is cached on disk for the next process."""
+    prepare_compiler()
+    fast, seen = torch.compile(detector, dynamic=False, mode=mode, backend=backend), set()
 
-    The first call with a shape runs uncompiled first: it fills the caches of the model, which would cause a second
-    compilation otherwise.
-    """
-
-    def __init__(self, detector: Detector, mode: str | None, backend: str | Callable[..., Any] = "inductor") -> None:
-        prepare_compiler()
-        self.detector = detector
-        self.compiled = torch.compile(detector, dynamic=False, mode=mode, backend=backend)
-        self.seen: set[torch.Size] = set()
-
-    def __call__(self, images: Tensor, sizes: Tensor) -> Detections:
-        if images.shape not in self.seen:
-            self.seen.add(images.shape)
-            self.detector(images, sizes)
-        found: Detections = self.compiled(images, sizes)
+    def detect(images: Tensor, sizes: Tensor) -> Detections:
+        if images.shape not in seen:  # fills the caches of the model, which would cause a second compilation otherwise
+            seen.add(images.shape)
+            detector(images, sizes)
+        found: Detections = fast(images, sizes)
         return found
+
+    return detect
 
 
 # One lock for all models: `fast_products` changes settings of the process, which must not affect a float32 model

@@ -31,11 +31,11 @@ from rtdetr.inference.deploy import (
     MAX_GRAPHS,
     CannotCapture,
     CapturedGraphs,
-    Compiled,
     Detector,
     Graphs,
     Plan,
     Size,
+    compiled,
     fast_products,
     starting_gpu,
 )
@@ -224,10 +224,10 @@ def test_a_size_is_compiled_once() -> None:
 
     torch._dynamo.reset()
     detector = Detector(model, max_detections=9)
-    compiled, sizes = Compiled(detector, None, backend), torch.tensor([[64.0, 64.0]])
+    detect, sizes = compiled(detector, None, backend), torch.tensor([[64.0, 64.0]])
     for _ in range(2):
         images = torch.randint(0, 256, (1, 3, 64, 64), dtype=torch.uint8)
-        torch.testing.assert_close(compiled(images, sizes), detector(images, sizes))
+        torch.testing.assert_close(detect(images, sizes), detector(images, sizes))
     assert len(graphs) == 1  # nor does anything break it in two
 
 
@@ -248,9 +248,9 @@ def test_every_size_is_compiled() -> None:
         return graph.forward
 
     torch._dynamo.reset()
-    compiled = Compiled(Detector(Brightest(), max_detections=1), None, backend)
+    detect = compiled(Detector(Brightest(), max_detections=1), None, backend)
     for number in range(1, 13):
-        compiled(torch.zeros(number, 3, 4, 4, dtype=torch.uint8), torch.ones(number, 2))
+        detect(torch.zeros(number, 3, 4, 4, dtype=torch.uint8), torch.ones(number, 2))
     assert len(graphs) == 12
 
 
