@@ -35,7 +35,7 @@ from rtdetr.inference.runtimes import is_exported, load
 from rtdetr.inference.slicing import Slices, predict_files_sliced, predict_sliced
 from rtdetr.inference.sources import Opener
 from rtdetr.inference.thresholds import lowest_scores
-from rtdetr.inference.video_out import Tracker, VideoResultsWriter, search_frames
+from rtdetr.inference.video_out import VideoResultsWriter, search_frames, tracker
 from rtdetr.outputs import check_new_folder, check_outputs, writing
 from rtdetr.wording import counted, signal_name
 
@@ -217,7 +217,7 @@ def detect_video(search: Search, source: str, name: Path, folder: Path, args: ar
     with tempfile.TemporaryDirectory() as temporary, signals.listening():
         try:
             video = Opener(allow_private=True).open_video(source, Path(temporary))
-            track = Tracker(video.rate / args.every, lowest).update if args.track else None
+            track = tracker(video.rate / args.every, lowest) if args.track else None
             batch_size = 1 if video.live else args.batch_size
             frames = ahead(video.frames, batch_size + AHEAD)
             with (

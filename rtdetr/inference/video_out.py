@@ -54,35 +54,33 @@ def search_frames(
             yield SearchedFrame(number, frame, searched, *last)
 
 
-class Tracker:
-    """Tracks the objects of one video. rate: searched frames per second. threshold: lowest score that starts a track.
-    Raises MissingPackage."""
+def tracker(rate: Fraction, threshold: float) -> Callable[[list[Detection]], list[int | None]]:
+    """Returns a function for the frames of one video, in order: the track id of each detection, None if it belongs to
+    no track. rate: searched frames per second. threshold: lowest score that starts a track. Raises MissingPackage."""
+    trackers = optional("trackers", "track", "--track")
+    supervision: Any = optional("supervision", "track", "--track")
+    byte_track = trackers.ByteTrackTracker(
+        lost_track_buffer=round(MEMORY * 30),  # ByteTrack counts frames at 30 per second
+        frame_rate=float(rate),
+        track_activation_threshold=threshold,
+        high_conf_det_threshold=threshold,
+        minimum_consecutive_frames=1,
+    )
 
-    def __init__(self, rate: Fraction, threshold: float) -> None:
-        trackers = optional("trackers", "track", "--track")
-        self.supervision: Any = optional("supervision", "track", "--track")
-        buffer = round(MEMORY * 30)  # ByteTrack counts frames at 30 per second
-        self.tracker = trackers.ByteTrackTracker(
-            lost_track_buffer=buffer,
-            frame_rate=float(rate),
-            track_activation_threshold=threshold,
-            high_conf_det_threshold=threshold,
-            minimum_consecutive_frames=1,
-        )
-
-    def update(self, detections: list[Detection]) -> list[int | None]:
-        """Returns the track id of each detection of the next frame; None if it belongs to no track."""
-        found = self.supervision.Detections(
+    def track(detections: list[Detection]) -> list[int | None]:
+        found = supervision.Detections(
             xyxy=np.array([each.box for each in detections], np.float32).reshape(-1, 4),
             confidence=np.array([each.score for each in detections], np.float32),
             class_id=np.array([each.category_id for each in detections], int),
             data={"place": np.arange(len(detections))},
         )
-        tracked = self.tracker.update(found)
+        tracked = byte_track.update(found)
         numbers: list[int | None] = [None] * len(detections)
         for place, number in zip(tracked.data.get("place", ()), tracked.tracker_id):
             numbers[place] = int(number) if number >= 0 else None
         return numbers
+
+    return track
 
 
 class VideoResultsWriter:
