@@ -46,15 +46,14 @@ from rtdetr.weights.digest import file_sha256, weights_sha256
 from rtdetr.weights.huggingface import is_huggingface
 from rtdetr.weights.load import model_from_checkpoint
 
-ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+ONNX_FILES = ("onnx", "tensorrt", "triton")  # formats that contain an ONNX file
 NEEDS: dict[str, tuple[str, ...]] = {
-    **{"onnx": ONNX_PACKAGES, "tensorrt": ONNX_PACKAGES, "triton": ONNX_PACKAGES},
+    **dict.fromkeys(ONNX_FILES, ("onnx", "onnxscript", "onnxruntime")),
     **{"openvino": ("onnx", "onnxscript", "openvino")},
     **{"transformers": ("transformers", "safetensors"), "executorch": ("executorch.runtime",)},
     **{"litert": ("litert_torch", "ai_edge_litert"), "coreml": ("coremltools",)},
     **{"ncnn": ("pnnx", "ncnn")},
 }
-ONNX_FILES = ("onnx", "tensorrt", "triton")  # formats that contain an ONNX file
 INT8 = ("onnx", "triton", "executorch", "litert")
 EDGE = {"executorch": write_executorch, "litert": write_litert, "coreml": write_coreml, "ncnn": write_ncnn}
 
@@ -147,22 +146,20 @@ def check_file(
         )
     noted = read_stored_certificate(file)
     model, metadata = describe(weights, "fp32", raw=False, input_type="uint8")
-    good = noted.sha256 if noted is not None else ""
-    if noted is not None and good and noted.weights_sha256 != metadata.weights_sha256:
+    good = noted.sha256
+    if good and noted.weights_sha256 != metadata.weights_sha256:
         raise ExportFailed(
             f"{file}: {targets.certificate_path(file)} is about other weights than those of {_named(weights)} and was "
             "left as it is; name the checkpoint that the file was exported from, or remove the certificate"
         )
     examples = example_images(images, metadata.config)
     say(f"comparing {file} with PyTorch on {examples.says}, and on random ones")
-    certificate = certify(file, noted.format if noted is not None else "", model, metadata, examples)
+    certificate = certify(file, noted.format, model, metadata, examples)
     if not good and certificate.fault in (OTHER_WEIGHTS, OTHER_CLASSES):
         raise ExportFailed(f"{file}: {certificate.fault} than those of {_named(weights)}; no certificate was written")
     if not certificate.fault and good not in ("", certificate.sha256):
         certificate.fault = "the file has other bytes than when it was certified"
-    if noted is not None:
-        certificate.notes = noted.notes
-        certificate.ap = noted.ap if good else None
+    certificate.notes, certificate.ap = [*noted.notes], noted.ap if good else None
     certificate.certified_sha256 = good or (certificate.sha256 if certificate.passed else "")
     say(certificate.table())
     certificate.save(targets.certificate_path(file))
@@ -316,10 +313,8 @@ def _beside(target: Path) -> Iterator[Path]:
 
 
 def _put_in_place(path: Path, target: Path, certificate: Certificate) -> Exported:
-    """Moves the finished files to their place, those of a failed comparison under another name.
-
-    Raises ExportFailed for the latter.
-    """
+    """Moves the finished files to their place. Raises ExportFailed for a failed comparison, whose files get another
+    name."""
     ending = "" if certificate.passed else targets.FAILED
     place = target.with_name(target.name + ending)
     for file in targets.of(path, certificate.format):

@@ -178,22 +178,22 @@ class Certificate:
 
 
 class StoredCertificate(NamedTuple):
-    """The content of the certificate next to a file."""
+    """The content of the certificate next to a file; empty if there is none."""
 
-    sha256: str  # of the file when it last passed, empty if it never did
-    weights_sha256: str  # of the model that it was compared with
-    format: str
-    notes: list[str]
-    ap: AveragePrecisions | None
-    score: float | None  # largest differences from PyTorch, the box in pixels; None if nothing was compared
-    box: float | None
+    sha256: str = ""  # of the file when it last passed, empty if it never did
+    weights_sha256: str = ""  # of the model that it was compared with
+    format: str = ""
+    notes: Sequence[str] = ()
+    ap: AveragePrecisions | None = None
+    score: float | None = None  # largest differences from PyTorch, the box in pixels; None if nothing was compared
+    box: float | None = None
 
 
-def read_stored_certificate(file: Path) -> StoredCertificate | None:
-    """Reads the certificate next to a file; None if there is none. Raises CheckpointError."""
+def read_stored_certificate(file: Path) -> StoredCertificate:
+    """Reads the certificate next to a file. Raises CheckpointError."""
     path = certificate_path(file)
     if not path.is_file():
-        return None
+        return StoredCertificate()
     try:
         content = json.loads(path.read_bytes())
         ap = content.get("ap")  # missing in older certificates

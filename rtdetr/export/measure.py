@@ -58,12 +58,7 @@ def _figures(predictor: Predictor, loader: DetectionLoader) -> dict[str, float]:
 
 
 def measure(
-    weights: Path,
-    files: Sequence[Path],
-    device: torch.device,
-    updates: list[str],
-    cfg: Config | None,
-    others: bool,
+    weights: Path, files: Sequence[Path], device: torch.device, updates: list[str], cfg: Config | None, others: bool
 ) -> tuple[list[Row], str]:
     """The rows of `rtdetr compare`, the checkpoint's first, and what they were measured on.
 
@@ -112,7 +107,7 @@ def _left_out(file: Path, digest: str) -> bool:
     """Whether a file cannot run here, or its certificate is about other weights, which is printed. Raises
     CheckpointError if the certificate is damaged."""
     stored, why = read_stored_certificate(file), why_not_run(file)
-    if stored is not None and stored.weights_sha256 != digest:
+    if stored.weights_sha256 not in ("", digest):
         why = f"{OTHER_WEIGHTS}, by its certificate"
     if why:
         print(f"{file}: left out, as {why}")
@@ -139,11 +134,9 @@ def _certified(file: Path, digest: str | None) -> Row:
     known. Raises CheckpointError if the file has changed, was not certified or has other weights, or if the certificate
     is damaged."""
     stored = read_stored_certificate(file)
-    if stored is None:
-        return {"score": None, "box": None}
-    if stored.sha256 != file_sha256(file):
+    if stored.weights_sha256 and stored.sha256 != file_sha256(file):
         name = certificate_path(file).name
         raise CheckpointError(f"{file}: is not the file of {name}; `rtdetr export --check` compares it again")
-    if digest is not None and stored.weights_sha256 != digest:
+    if digest is not None and stored.weights_sha256 not in ("", digest):
         raise CheckpointError(f"{file}: {OTHER_WEIGHTS}, by its certificate; export it again, or leave it out")
     return {"score": stored.score, "box": stored.box}
