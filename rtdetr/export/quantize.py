@@ -120,12 +120,30 @@ def quantize_program(graph: Graph, metadata: Metadata, images: list[Image.Image]
 
 def _quantizer(extra: str) -> Any:
     tools: Any = optional("torchao.quantization.pt2e.quantizer", extra, "quantisation")
-    features, weights = _specifications(extra)
+    observers = optional("torchao.quantization.pt2e", extra, "quantisation")
+    features = tools.QuantizationSpec(  # one scale and zero for all
+        dtype=torch.int8,
+        quant_min=-128,
+        quant_max=127,
+        qscheme=torch.per_tensor_affine,
+        observer_or_fake_quant_ctr=observers.MinMaxObserver.with_args(eps=LEAST_SCALE),
+    )
+    weights = tools.QuantizationSpec(  # one scale per output channel
+        dtype=torch.int8,
+        quant_min=-127,
+        quant_max=127,
+        qscheme=torch.per_channel_symmetric,
+        ch_axis=0,
+        observer_or_fake_quant_ctr=observers.PerChannelMinMaxObserver.with_args(eps=LEAST_SCALE),
+    )
 
     class ConvolutionQuantizer(tools.Quantizer):
         def annotate(self, model: fx.GraphModule) -> fx.GraphModule:
             for node in model.graph.nodes:
-                if node.target is not torch.ops.aten.conv2d.default or stays_float(_module_of(node)):
+                if node.target is not torch.ops.aten.conv2d.default:
+                    continue
+                *_, (innermost, _) = node.meta["nn_module_stack"].values()
+                if stays_float(innermost):
                     continue
                 last = _relu_after(node) or node  # so that no levels are spent on values that a ReLU removes
                 inputs = {node.args[0]: features, node.args[1]: weights}
@@ -140,33 +158,6 @@ def _quantizer(extra: str) -> Any:
             pass
 
     return ConvolutionQuantizer()
-
-
-def _specifications(extra: str) -> tuple[Any, Any]:
-    """Quantisation of features, with one scale and zero for all, and of weights, with one scale per output channel."""
-    tools = optional("torchao.quantization.pt2e.quantizer", extra, "quantisation")
-    observers = optional("torchao.quantization.pt2e", extra, "quantisation")
-    features = tools.QuantizationSpec(
-        dtype=torch.int8,
-        quant_min=-128,
-        quant_max=127,
-        qscheme=torch.per_tensor_affine,
-        observer_or_fake_quant_ctr=observers.MinMaxObserver.with_args(eps=LEAST_SCALE),
-    )
-    weights = tools.QuantizationSpec(
-        dtype=torch.int8,
-        quant_min=-127,
-        quant_max=127,
-        qscheme=torch.per_channel_symmetric,
-        ch_axis=0,
-        observer_or_fake_quant_ctr=observers.PerChannelMinMaxObserver.with_args(eps=LEAST_SCALE),
-    )
-    return features, weights
-
-
-def _module_of(node: fx.Node) -> str:
-    """The name of the innermost module of a node."""
-    return [name for name, _ in node.meta["nn_module_stack"].values()][-1]
 
 
 def _relu_after(node: fx.Node) -> fx.Node | None:
