@@ -164,7 +164,7 @@ class ResultsFolder:
         target = self.folder / f"{name}.jpg"
         self.list.extend([item_of(found, annotated=str(target))])
         for writer in self.writers:
-            writer.add(self.num_images, name, found.file, found.size, found.detections)
+            writer.add(self.num_images, name, found)
         return target
 
     def __enter__(self) -> ResultsFolder:
@@ -188,16 +188,16 @@ class CocoWriter(JsonList):
         super().__init__(folder / "coco.json")
         self.ids = ids
 
-    def add(self, number: int, name: Path, file: File, size: tuple[int, int], detections: Sequence[Detection]) -> None:
+    def add(self, number: int, name: Path, found: FileResult) -> None:
         self.extend([
             {
-                "image_id": self.ids.get(file, number),
-                "file_name": str(file),
+                "image_id": self.ids.get(found.file, number),
+                "file_name": str(found.file),
                 "category_id": each.category_id,
                 "bbox": [round(v, 2) for v in (*each.box[:2], each.box[2] - each.box[0], each.box[3] - each.box[1])],
                 "score": round(each.score, 5),
             }
-            for each in detections
+            for each in found.detections
         ])  # fmt: skip
 
 
@@ -210,10 +210,10 @@ class YoloWriter:
         self.classes = {category_id: i for i, category_id in enumerate(classes.category_ids)}
         (folder / "classes.txt").write_text("".join(f"{name}\n" for name in classes.names), encoding="utf-8")
 
-    def add(self, number: int, name: Path, file: File, size: tuple[int, int], detections: Sequence[Detection]) -> None:
+    def add(self, number: int, name: Path, found: FileResult) -> None:
         lines = []
-        for each in detections:
-            x1, y1, x2, y2 = (value / extent for value, extent in zip(each.box, size * 2))
+        for each in found.detections:
+            x1, y1, x2, y2 = (value / extent for value, extent in zip(each.box, found.size * 2))
             values = ((x1 + x2) / 2, (y1 + y2) / 2, x2 - x1, y2 - y1, each.score)
             lines.append(" ".join([str(self.classes[each.category_id]), *(f"{value:.6f}" for value in values)]) + "\n")
         target = self.folder / f"{name}.txt"
@@ -233,10 +233,10 @@ class CsvWriter:
         self.rows = csv.writer(self.file)
         self.rows.writerow(COLUMNS)
 
-    def add(self, number: int, name: Path, file: File, size: tuple[int, int], detections: Sequence[Detection]) -> None:
-        for each in detections:
+    def add(self, number: int, name: Path, found: FileResult) -> None:
+        for each in found.detections:
             box = (round(value, 2) for value in each.box)
-            self.rows.writerow([file, each.category_id, each.name, round(each.score, 5), *box])
+            self.rows.writerow([found.file, each.category_id, each.name, round(each.score, 5), *box])
         self.file.flush()
 
     def close(self) -> None:
