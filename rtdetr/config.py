@@ -269,11 +269,9 @@ def config_from_dict(data: dict[str, Any], source: str, updates: list[str] | Non
 
 def config_to_dict(config: Any) -> dict[str, Any]:
     """Plain dicts, lists, numbers and strings, ready for YAML or a checkpoint."""
-    return dataclasses.asdict(config, dict_factory=_with_lists)
-
-
-def _with_lists(entries: list[tuple[str, Any]]) -> dict[str, Any]:
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in entries}
+    return dataclasses.asdict(
+        config, dict_factory=lambda entries: {k: list(v) if isinstance(v, tuple) else v for k, v in entries}
+    )
 
 
 def settled(value: Number | Literal["auto"]) -> Number:

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain, count
 from pathlib import Path
 
 
@@ -68,11 +69,8 @@ def check_folder(folder: Path) -> None:
 
 def unused_path(path: Path, ending: str = "") -> Path:
     """The path, or NAME-2, NAME-3, ...: the first that does not exist. ending: of a file, which stays the end."""
-    unused, number = path, 1
-    while unused.exists():
-        number += 1
-        unused = path.with_name(f"{path.name.removesuffix(ending)}-{number}{ending}")
-    return unused
+    numbered = (path.with_name(f"{path.name.removesuffix(ending)}-{number}{ending}") for number in count(2))
+    return next(each for each in chain([path], numbered) if not each.exists())
 
 
 @contextmanager

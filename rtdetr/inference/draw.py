@@ -95,10 +95,7 @@ def _colour(category_id: int) -> tuple[int, int, int]:
 
 
 def save_drawn(
-    image: Image.Image | np.ndarray[Any, Any],
-    detections: Sequence[Detection],
-    target: Path,
-    crops: Path | None = None,
+    image: Image.Image | np.ndarray[Any, Any], detections: Sequence[Detection], target: Path, crops: Path | None = None
 ) -> None:
     """Writes the image with boxes and, if `crops` is given, the content of each box to that folder. Raises OSError."""
     image = image if isinstance(image, Image.Image) else Image.fromarray(image)
