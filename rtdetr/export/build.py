@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import os
-import shutil
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, get_args
@@ -111,7 +108,8 @@ def export_model(
     examples = example_images(images or calibrate, metadata.config)  # the calibration is valid for such images only
     calibration = calibration_images(calibrate, metadata.config) if calibrate is not None else []
     validation = validation_loader(ap, metadata.config, metadata.classes) if ap is not None else None
-    with _beside(target) as path:
+    with tempfile.TemporaryDirectory(prefix=".export-", dir=target.parent, ignore_cleanup_errors=True) as folder:
+        path = Path(folder, target.name)
         say(f"writing {metadata.config.name} as {format}, {metadata.precision}")
         _write(format, model, metadata, calibration, path, portable, opset or (PORTABLE if portable else NEWEST))
         if not why_not_run(path):
@@ -182,7 +180,7 @@ def describe(weights: WeightSource, precision: Precision, raw: bool, input_type:
         weights = located(weights)
         model, cfg, classes = model_from_checkpoint(weights)
         digest = file_sha256(Path(weights))
-    cfg = dataclasses.replace(cfg, kernels="auto")  # suits any device
+    cfg = replace(cfg, kernels="auto")  # suits any device
     set_backend(model, "auto")
     if min(cfg.data.image_size) < SMALLEST:
         raise ConfigError(f"data.image_size: exported files take sides from {SMALLEST}, got {cfg.data.image_size}")
@@ -299,17 +297,6 @@ def _complete(certificate: Certificate, format: str, path: Path) -> None:
             f"{targets.script_path(path).name}: parses, and its layers are in the ONNX file; there was no TensorRT, so "
             "no engine has been built or compared"
         )
-
-
-@contextmanager
-def _beside(target: Path) -> Iterator[Path]:
-    """Context manager: a path of the same name in a temporary folder next to the target."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=".export-", dir=target.parent))
-    try:
-        yield folder / target.name
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _put_in_place(path: Path, target: Path, certificate: Certificate) -> Exported:
