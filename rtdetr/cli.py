@@ -28,7 +28,6 @@ class Command(NamedTuple):
     says: str
 
     def run(self, arguments: Sequence[str]) -> int:
-        """Runs the command and returns its exit code."""
         code: int = importlib.import_module(f"rtdetr.commands.{self.module}").run(arguments)
         return code
 

@@ -70,8 +70,6 @@ RENAMED_KEYS = {"data.max_unreadable": "data.max_defects"}
 
 
 class Replaced(NamedTuple):
-    """The replacement of an old key."""
-
     new: str
     values: dict[Any, Any]  # old value -> new value
     stands: Callable[[Any, Any], bool]  # of the old value and one given for `new`: whether that one stays as it is

@@ -126,5 +126,4 @@ def check_arguments(method: str, others: Mapping[str, Any]) -> None:
 
 
 def unknown_format(name: str, formats: Iterable[str]) -> str:
-    """Message for an unknown export format."""
     return f"expected one of {', '.join(formats)}, got {name!r}{meant(name_here(EXPORT_FORMATS, name))}"

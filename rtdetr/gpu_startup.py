@@ -30,8 +30,6 @@ def wake_gpu(device: str = "auto") -> None:
 
 
 class _GpuStart(threading.Thread):
-    """Starts one GPU in a thread."""
-
     def __init__(self, index: int) -> None:
         super().__init__(name="rtdetr-wake", daemon=True)
         self.index, self.ending = index, threading.Event()

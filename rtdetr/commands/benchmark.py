@@ -14,6 +14,5 @@ CODE = (
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Measures speed; see `rtdetr benchmark --help`."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}  # a clone works without installation
     return subprocess.call([sys.executable, "-c", CODE, *arguments], env=environment)

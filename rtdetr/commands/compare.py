@@ -26,7 +26,6 @@ DIGITS = {
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Prints the table; see `rtdetr compare --help`."""
     parser = Parser("compare", ABOUT)
     text = "a checkpoint of this project, unless -w names it; then exported files (default: those in its folder with a "
     text += "certificate of its weights)"

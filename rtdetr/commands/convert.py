@@ -17,7 +17,6 @@ Python objects other than those of weights is refused.
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Converts a file; see `rtdetr convert --help`."""
     parser = Parser("convert", ABOUT)
     parser.add_argument("weights", type=Path, metavar="IN", help=".pdparams, .pdema, or a .pth of the authors")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="OUT", help="the checkpoint to write")

@@ -23,7 +23,6 @@ cannot hold, such as COCO's ids, is kept in OUT/rtdetr.json.
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Converts a data set; see `rtdetr convert-data --help`."""
     parser = Parser("convert-data", ABOUT)
     parser.add_argument("source", type=Path, metavar="IN", help="annotations, or the folder of a whole data set")
     parser.add_argument("output", type=Path, metavar="OUT", help="folder to write; must be empty or not exist")

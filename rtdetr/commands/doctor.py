@@ -21,7 +21,6 @@ Exit codes: 0 sound, 1 defects that training would survive, 2 unusable.
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Finds defects of a data set; see `rtdetr doctor --help`."""
     parser = Parser("doctor", ABOUT)
     parser.add_argument("source", metavar="SOURCE", help="a config, an annotation file, or the folder of a set")
     parser.add_argument("--images", type=Path, metavar="DIR", help="the image folder; default: found near the file")

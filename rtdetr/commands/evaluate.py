@@ -28,7 +28,6 @@ EVALUATORS = ("faster-coco-eval", "pycocotools")
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Prints the AP of a checkpoint; see `rtdetr eval --help`."""
     parser = Parser("eval", "COCO figures of a checkpoint.")
     parser.add_weights("a checkpoint, or an exported file")
     parser.add_validation()

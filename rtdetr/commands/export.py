@@ -36,7 +36,6 @@ does not agree is left as FILE.failed.
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Writes a model in another format; see `rtdetr export --help`."""
     args = _parser().parse_args(arguments)
 
     from rtdetr.commands.progress import say_above_bar
@@ -94,7 +93,6 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _format(text: str) -> str:
-    """Returns one of FORMATS; for argparse."""
     if text not in FORMATS:
         raise argparse.ArgumentTypeError(unknown_format(text, FORMATS))
     return text

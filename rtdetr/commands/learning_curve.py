@@ -16,7 +16,6 @@ more would pay. It takes twice the time of a training."""
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Estimates the gain from more images; see `rtdetr learning-curve --help`."""
     parser = Parser("learning-curve", ABOUT)
     parser.add_training_data()
     text = f"YAML file, or the name of a shipped config; default with DATA: {DEFAULT_CONFIG}"

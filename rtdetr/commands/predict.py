@@ -24,7 +24,6 @@ SOURCES = "image, video, folder of images, glob, URL of those, RTSP stream, or n
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Detects in images and videos; see `rtdetr predict --help`."""
     args = _arguments(arguments)
     if args.verbose:
         logging.getLogger("rtdetr").setLevel(logging.DEBUG)

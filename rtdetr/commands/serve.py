@@ -23,7 +23,6 @@ After Ctrl-C or SIGTERM it answers all accepted requests and exits with 0. A sec
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Serves until a signal arrives; see `rtdetr serve --help`."""
     parser = Parser("serve", ABOUT)
     parser.add_weights("a checkpoint of this project")
     text = "address to listen at (default: %(default)s, this machine only); 0.0.0.0: any network"
@@ -88,7 +87,6 @@ def listener(host: str, port: int) -> socket.socket:
 
 
 def _serve(app: object, socket_: socket.socket) -> int:
-    """Serves, and returns the exit code."""
     from rtdetr.engine.signals import StopSignal
     from rtdetr.serve.server import BACKLOG, build_server
 

@@ -15,7 +15,6 @@ SUFFIXES = (".jpg", ".jpeg", ".png")
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Draws training images; see `rtdetr show-batch --help`."""
     parser = Parser("show-batch", ABOUT)
     text = f"YAML file, or the name of a shipped config; default with DATA: {DEFAULT_CONFIG}"
     parser.add_argument("-c", "--config", help=text)

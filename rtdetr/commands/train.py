@@ -16,7 +16,6 @@ DEFAULT_CONFIG = "rtdetrv3_r18vd_small"  # if only DATA is given
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Trains a model; see `rtdetr train --help`."""
     parser = Parser("train", "Train RT-DETRv3; on several GPUs with torchrun.")
     parser.add_argument(
         "-c",

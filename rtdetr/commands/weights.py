@@ -17,7 +17,6 @@ Face Hub.
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Lists the weights that can be used by name; see `rtdetr weights --help`."""
     Parser("weights", ABOUT).parse_args(arguments)
 
     from rtdetr.weights.catalogue import OFFICIAL, RELEASES, checkpoint_of, size_of

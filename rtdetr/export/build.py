@@ -60,8 +60,6 @@ class ExportFailed(RuntimeError):
 
 
 class Exported(NamedTuple):
-    """A finished export."""
-
     path: Path  # file, or folder for openvino
     certificate: Certificate
 

@@ -32,8 +32,6 @@ class ExampleImages(NamedTuple):
 
 
 class Case(NamedTuple):
-    """One batch."""
-
     kind: str  # "images" or "random"
     pixels: Tensor  # (B, 3, H, W) uint8
     sizes: Tensor  # (B, 2) int64 height, width of the originals

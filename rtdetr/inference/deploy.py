@@ -160,8 +160,6 @@ def starting_gpu(device: torch.device) -> Iterator[None]:
 
 
 class DetectorModule(EndToEnd):
-    """Wraps `detect` as a module."""
-
     def __init__(self, detect: Detect) -> None:
         super().__init__()
         self.detect = detect

@@ -191,8 +191,6 @@ class Team(NamedTuple):
 
 
 class FutureAnswer(NamedTuple):
-    """The future answer to a request."""
-
     process: Process
     number: int
 

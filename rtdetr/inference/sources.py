@@ -136,7 +136,6 @@ class Opener(NamedTuple):
             )
 
     def _image(self, source: Any) -> Item:
-        """Opens a single image. Raises DataError."""
         if isinstance(source, (str, os.PathLike)):
             name = os.fspath(source)
             return Item(name, self.pixels(name), file=None if "://" in name else Path(name))
@@ -228,7 +227,6 @@ def _pixels_of_pil(image: Image.Image) -> np.ndarray[Any, Any]:
 
 
 def _of_tensor(tensor: Tensor) -> Source:
-    """Opens a tensor of one image (3, H, W) or several (B, 3, H, W)."""
     images = _uint8_tensor(tensor)
     if images.ndim == 3:
         return Source("one", iter([Item("tensor", images)]), batch=images[None])

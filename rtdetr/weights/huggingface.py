@@ -143,7 +143,6 @@ def _classes(about: Mapping[str, Any], file: Path) -> Classes:
 
 
 def _config(about: Mapping[str, Any], file: Path, data: dict[str, Any]) -> Config:
-    """The config of the model. Raises CheckpointError."""
     _check_fixed(about, FIXED, file)
     frozen = about.get(FROZEN, True)
     if not isinstance(frozen, bool):

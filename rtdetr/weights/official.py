@@ -44,8 +44,6 @@ TWINS = (
 
 
 class Conversion(NamedTuple):
-    """A converted weight file."""
-
     config: Config
     classes: Classes
     weights: dict[str, Tensor]  # under our names, in our layout, float32
