@@ -28,8 +28,7 @@ class Command(NamedTuple):
     says: str
 
     def run(self, arguments: Sequence[str]) -> int:
-        code: int = importlib.import_module(f"rtdetr.commands.{self.module}").run(arguments)
-        return code
+        return importlib.import_module(f"rtdetr.commands.{self.module}").run(arguments)
 
 
 COMMANDS = {

@@ -21,9 +21,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("weights", type=Path, metavar="IN", help=".pdparams, .pdema, or a .pth of the authors")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="OUT", help="the checkpoint to write")
     parser.add_argument("-c", "--config", help="YAML file, or the name of a shipped config; default: recognised")
-    parser.add_argument(
-        "--annotations", type=Path, metavar="JSON", help="COCO annotations that name the classes; default: COCO's 80"
-    )
+    text = "COCO annotations that name the classes; default: COCO's 80"
+    parser.add_argument("--annotations", type=Path, metavar="JSON", help=text)
     parser.add_argument("--licence", help="licence of the weights, kept in OUT; default: that of the official files")
     parser.add_argument("--all-names", action="store_true", help="list every entry that did not match")
     parser.add_overwrite()

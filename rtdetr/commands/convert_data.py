@@ -28,12 +28,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("output", type=Path, metavar="OUT", help="folder to write; must be empty or not exist")
     text = "the format of OUT; imagefolder: parquet or arrow files of Hugging Face, unpacked as they are"
     parser.add_argument("--to", choices=("coco", "voc", "yolo", "imagefolder"), required=True, help=text)
-    parser.add_argument(
-        "--split", choices=("train", "val", "trainval", "test"), default="", help="only that set (default: all)"
-    )
-    parser.add_argument(
-        "--images", default="", metavar="DIR", help="image folder of a JSON (default: searched next to it)"
-    )
+    splits = ("train", "val", "trainval", "test")
+    parser.add_argument("--split", choices=splits, default="", help="only that set (default: all)")
+    text = "image folder of a JSON (default: searched next to it)"
+    parser.add_argument("--images", default="", metavar="DIR", help=text)
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--copy", action="store_true", help="copy the images (default)")
     how.add_argument("--link", action="store_true", help="make symbolic links to the images instead")

@@ -33,12 +33,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     parser.add_validation()
     text = "default: %(default)s, which LVIS always uses"
     parser.add_argument("--evaluator", choices=EVALUATORS, default=EVALUATORS[0], help=text)
-    parser.add_argument(
-        "--match-classes",
-        choices=("id", "name"),
-        default="id",
-        help="match categories of the annotations with classes of the model by id or name (default: id)",
-    )
+    text = "match categories of the annotations with classes of the model by id or name (default: id)"
+    parser.add_argument("--match-classes", choices=("id", "name"), default="id", help=text)
     text = "evaluate the model as `rtdetr predict` runs it, in that type (default: as it was trained)"
     parser.add_argument("--deployed", choices=("float32", "float16"), help=text)
     text = "score at which precision, recall and F1 are printed (default: that with the best F1 of each class)"

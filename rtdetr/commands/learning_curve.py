@@ -20,13 +20,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
     parser.add_training_data()
     text = f"YAML file, or the name of a shipped config; default with DATA: {DEFAULT_CONFIG}"
     parser.add_argument("-c", "--config", help=text)
-    parser.add_argument(
-        "-t", "--tuning", type=Path, metavar="WEIGHTS", help="load all weights that match, and report the rest"
-    )
+    text = "load all weights that match, and report the rest"
+    parser.add_argument("-t", "--tuning", type=Path, metavar="WEIGHTS", help=text)
     parser.add_update()
-    text = (
-        "folder of learning_curve.json and both runs, half/ and whole/; default: an unused output/NAME-learning-curve"
-    )
+    text = "folder of learning_curve.json and both runs, half/ and whole/; default: an unused "
+    text += "output/NAME-learning-curve"
     parser.add_argument("--output-dir", type=Path, help=text)
     parser.add_device()
     args = parser.parse_args(arguments)

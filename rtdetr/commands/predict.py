@@ -71,9 +71,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser("predict", ABOUT, EXIT_CODES)
-    parser.add_argument(
-        "sources", nargs="*", metavar="WEIGHTS SOURCE", help=f"without -w the weights first; then {SOURCES}"
-    )
+    text = f"without -w the weights first; then {SOURCES}"
+    parser.add_argument("sources", nargs="*", metavar="WEIGHTS SOURCE", help=text)
     parser.add_argument("-w", "--weights", type=Path, help="a checkpoint, or an exported file")
     parser.add_argument("--output-dir", type=Path, help="default: output/predict, or output/predict-2, ...")
     parser.add_overwrite()
@@ -103,10 +102,8 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     lists = parser.add_argument_group("long lists")
     text = "a text file with one image path per line; writes results.jsonl, one line per image, and no images"
     lists.add_argument("--manifest", type=Path, metavar="FILE", help=text)
-    text = (
-        "read and draw images in N processes, 0: in threads (default: processes for long lists on a GPU); not for "
-        "addresses, with --slices, or with --manifest and --crops"
-    )
+    text = "read and draw images in N processes, 0: in threads (default: processes for long lists on a GPU); not for "
+    text += "addresses, with --slices, or with --manifest and --crops"
     parser.add_argument("--processes", type=count_from_0, metavar="N", help=text)
     lists.add_argument("--resume", action="store_true", help="resume the run in --output-dir")
     return _checked(parser, parser.parse_args(arguments))

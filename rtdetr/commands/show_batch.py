@@ -21,9 +21,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     parser.add_training_data()
     parser.add_update()
     parser.add_argument("-n", "--number", type=count, default=16, metavar="N", help="images (default: 16)")
-    parser.add_argument(
-        "--epoch", type=count_from_0, default=0, metavar="E", help="show the augmentation of epoch E (default: 0)"
-    )
+    text = "show the augmentation of epoch E (default: 0)"
+    parser.add_argument("--epoch", type=count_from_0, default=0, metavar="E", help=text)
     text = "a .jpg or .png file (default: train_batch.jpg)"
     parser.add_argument("-o", "--output", type=Path, default=Path("train_batch.jpg"), metavar="FILE", help=text)
     parser.add_overwrite()

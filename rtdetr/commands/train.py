@@ -17,19 +17,14 @@ DEFAULT_CONFIG = "rtdetrv3_r18vd_small"  # if only DATA is given
 
 def run(arguments: Sequence[str] | None = None) -> int:
     parser = Parser("train", "Train RT-DETRv3; on several GPUs with torchrun.")
-    parser.add_argument(
-        "-c",
-        "--config",
-        help="YAML file, or the name of a shipped config; default: the checkpoint's with -r, else rtdetrv3_r18vd_small",
-    )
+    text = "YAML file, or the name of a shipped config; default: the checkpoint's with -r, else rtdetrv3_r18vd_small"
+    parser.add_argument("-c", "--config", help=text)
     parser.add_training_data()
     start = parser.add_mutually_exclusive_group()
-    start.add_argument(
-        "-r", "--resume", type=Path, metavar="CHECKPOINT", help="resume a run from its last.pth (or last-1.pth)"
-    )
-    start.add_argument(
-        "-t", "--tuning", type=Path, metavar="WEIGHTS", help="load all weights that match, and report the rest"
-    )
+    text = "resume a run from its last.pth (or last-1.pth)"
+    start.add_argument("-r", "--resume", type=Path, metavar="CHECKPOINT", help=text)
+    text = "load all weights that match, and report the rest"
+    start.add_argument("-t", "--tuning", type=Path, metavar="WEIGHTS", help=text)
     text = "repeat the failed step in a failed_batch.pth; exit code 1 if it fails again, else 0"
     start.add_argument("--replay", type=Path, metavar="FILE", help=text)
     parser.add_update()
@@ -106,10 +101,8 @@ def _train(args: argparse.Namespace, signals: StopSignal) -> int:
             trained = folder if folder.exists() or args.resume is None else args.resume.parent  # nothing was left to do
             print(summary(trained, trainer.state.best_ap, trainer.total_iterations))
     if stopped_by is not None:
-        print(
-            f"stopped by {signal_name(stopped_by)}; resume with -r {shlex.quote(str(folder / 'last.pth'))}",
-            file=sys.stderr,
-        )
+        last = shlex.quote(str(folder / "last.pth"))
+        print(f"stopped by {signal_name(stopped_by)}; resume with -r {last}", file=sys.stderr)
         return 128 + stopped_by
     return 0
 

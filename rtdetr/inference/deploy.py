@@ -177,8 +177,7 @@ def compiled(detector: Detector, mode: str | None, backend: str | Callable[..., 
         if images.shape not in seen:  # fills the caches of the model, which would cause a second compilation otherwise
             seen.add(images.shape)
             detector(images, sizes)
-        found: Detections = fast(images, sizes)
-        return found
+        return fast(images, sizes)
 
     return detect
 

@@ -223,8 +223,7 @@ def _openvino_entries(model: Any, path: Path) -> dict[str, str]:
         return {each.key: each.value for each in onnx.load(path, load_external_data=False).metadata_props}
     if not model.has_rt_info("rtdetr"):
         return {}
-    entries: dict[str, str] = json.loads(model.get_rt_info("rtdetr").value)
-    return entries
+    return json.loads(model.get_rt_info("rtdetr").value)
 
 
 def _open_torch(path: Path, device: torch.device) -> Opened:
