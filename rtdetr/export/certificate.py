@@ -31,7 +31,7 @@ from rtdetr.models.postprocess import postprocess
 from rtdetr.models.rtdetrv3 import Network
 from rtdetr.types import Detections, as_floats
 from rtdetr.weights.checkpoint import CheckpointError
-from rtdetr.weights.digest import file_sha256, files_in
+from rtdetr.weights.digest import file_sha256, num_bytes
 from rtdetr.weights.huggingface import is_huggingface
 
 SHOWN = 0.05  # detections with a higher score are compared
@@ -363,11 +363,6 @@ def difference(expected: Arrays, found: Arrays, bounds: Bounds) -> Difference:
     surplus[columns[paired]] = False
     missing = count - int(good.sum()) + int(surplus.sum())
     return Difference(count, missing, float(scores.max(initial=0)), float(boxes.max(initial=0)))
-
-
-def num_bytes(path: Path) -> int:
-    """Size of a file, or of all files in a folder."""
-    return sum(each.stat().st_size for each in files_in(path))
 
 
 def _versions() -> dict[str, str]:

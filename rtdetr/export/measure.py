@@ -16,7 +16,7 @@ from rtdetr.data.classes import Classes
 from rtdetr.data.data_arguments import data_updates
 from rtdetr.data.loader import DetectionLoader, build_val_loader
 from rtdetr.engine.evaluation.evaluator import evaluate
-from rtdetr.export.certificate import OTHER_WEIGHTS, AveragePrecisions, num_bytes, read_stored_certificate
+from rtdetr.export.certificate import OTHER_WEIGHTS, AveragePrecisions, read_stored_certificate
 from rtdetr.export.targets import certificate_path, whole
 from rtdetr.extras import MissingPackage
 from rtdetr.inference.deploy import DetectorModule
@@ -25,7 +25,7 @@ from rtdetr.inference.runtimes import ExportedModel, load_model, why_not_run
 from rtdetr.models.rtdetrv3 import Network
 from rtdetr.weights.catalogue import located
 from rtdetr.weights.checkpoint import CheckpointError, exists
-from rtdetr.weights.digest import file_sha256, weights_sha256
+from rtdetr.weights.digest import file_sha256, num_bytes, weights_sha256
 
 CALLS = 9  # timed calls, after two that are not timed
 BATCH = 8  # batch size for images/s

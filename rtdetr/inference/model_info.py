@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from rtdetr.config import Config
 from rtdetr.data.classes import Classes, some
 from rtdetr.models.rtdetrv3 import build_model
-from rtdetr.weights.digest import files_in
+from rtdetr.weights.digest import num_bytes
 from rtdetr.weights.huggingface_names import TRAINING_ONLY
 from rtdetr.wording import counted
 
@@ -60,6 +60,6 @@ def model_info(cfg: Config, classes: Classes, weights: Path | None, source: dict
         cfg.data.image_size,
         classes.names,
         weights,
-        None if weights is None else sum(each.stat().st_size for each in files_in(weights)) / 1e6,
+        None if weights is None else num_bytes(weights) / 1e6,
         dict(source or {}),
     )

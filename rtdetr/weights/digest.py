@@ -1,4 +1,4 @@
-"""Hashes that detect changes, of files, of weights and of dicts stored as JSON."""
+"""Hashes that detect changes, of files, of weights and of dicts stored as JSON; sizes."""
 
 from __future__ import annotations
 
@@ -15,6 +15,11 @@ from torch import Tensor
 def files_in(path: Path) -> list[Path]:
     """The file itself, or the files of a folder in the order of their names."""
     return sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
+
+
+def num_bytes(path: Path) -> int:
+    """Size of a file, or of all files in a folder."""
+    return sum(each.stat().st_size for each in files_in(path))
 
 
 def file_sha256(path: Path) -> str:
