@@ -20,8 +20,7 @@ from rtdetr.export.certificate import OTHER_CLASSES, OTHER_WEIGHTS, Certificate,
 from rtdetr.export.edge import of_one_image, write_coreml, write_executorch, write_litert, write_ncnn
 from rtdetr.export.graph import Graph, make_graph, make_portable_graph, own_size, set_backend
 from rtdetr.export.measure import average_precisions, validation_loader
-from rtdetr.export.onnx import NEWEST, OPSETS, PORTABLE, onnx_facts, write_onnx
-from rtdetr.export.openvino import write_openvino
+from rtdetr.export.onnx import NEWEST, OPSETS, PORTABLE, onnx_facts, write_onnx, write_openvino
 from rtdetr.export.quantize import LEFT_OUT, quantize_onnx, quantize_program, with_more_queries
 from rtdetr.export.quiet import quiet
 from rtdetr.export.targets import FORMATS, WeightSource
@@ -270,9 +269,8 @@ def _write(
 
 
 def _write_edge(format: str, model: Network, metadata: Metadata, calibration: list[Image.Image], path: Path) -> None:
-    size = own_size(model, metadata)
     if format == "executorch":
-        graph = of_one_image(make_graph(model, metadata, "torch"), size)
+        graph = of_one_image(make_graph(model, metadata, "torch"), own_size(model, metadata))
     elif format == "ncnn":
         graph = make_portable_graph(model, metadata, "products")
     else:

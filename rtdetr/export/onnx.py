@@ -1,9 +1,10 @@
 """ONNX files: one graph of standard operators with dynamic batch, height and width. The exporter writes opset 18; for
-runtimes that support no newer one, graphs are rewritten for older opsets."""
+runtimes that support no newer one, graphs are rewritten for older opsets. OpenVINO files are converted from them."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,16 @@ def write_onnx(graph: Graph, metadata: Metadata, path: Path, opset: int = NEWEST
     note(model, metadata)
     onnx.checker.check_model(model)
     onnx.save(model, str(path))
+
+
+def write_openvino(onnx_file: Path, metadata: Metadata, folder: Path) -> None:
+    """Writes a folder with the graph (.xml) and the weights (.bin). With float16 the weights are stored in it; the CPU
+    computes in float32. Raises MissingPackage."""
+    ov = optional("openvino", "openvino", "an OpenVINO file")
+    model = ov.Core().read_model(str(onnx_file))
+    model.set_rt_info(json.dumps(metadata.entries()), "rtdetr")
+    folder.mkdir()
+    ov.save_model(model, str(folder / "model.xml"), compress_to_fp16=metadata.precision == "fp16")
 
 
 def without_layer_norms(graph: Graph) -> torch.export.ExportedProgram:

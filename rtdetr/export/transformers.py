@@ -36,8 +36,7 @@ class TransformersModel(EndToEnd):
 
 
 def write_folder(model: Network, metadata: Metadata, folder: Path) -> None:
-    content = make_checkpoint(metadata.config, metadata.classes, model.state_dict())
-    save_huggingface(folder, content)
+    save_huggingface(folder, make_checkpoint(metadata.config, metadata.classes, model.state_dict()))
 
 
 def changed_entries(folder: Path, model: Network) -> str:

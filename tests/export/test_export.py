@@ -32,8 +32,7 @@ from rtdetr.export.build import describe
 from rtdetr.export.cases import Case, calibration_images, example_images
 from rtdetr.export.certificate import BOUNDS, Arrays, certify, compare, difference, reference, runtimes_for
 from rtdetr.export.graph import make_graph
-from rtdetr.export.onnx import changed_weights, initializers_sha256
-from rtdetr.export.openvino import write_openvino
+from rtdetr.export.onnx import changed_weights, initializers_sha256, write_openvino
 from rtdetr.export.quantize import quantize_onnx, with_more_queries
 from rtdetr.export.tensorrt import check_script, write_script
 from rtdetr.inference.runtimes import ExportedModel, _load_op, load, open_exported
