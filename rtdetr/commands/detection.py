@@ -121,8 +121,8 @@ def detect_images(search: Search, names: dict[File, Path], results: ResultsFolde
     with signals.listening(), progress(len(names)) as bar:
         found_files = takewhile(lambda _: not signals.received, search.files(names))
         # Drawing and compressing take longer than detecting.
-        begin, number = lambda found: results.begin_drawing(found, names[found.file]), 2 * max(search.readers)
-        for found, _ in in_order(begin, found_files, number):
+        number = 2 * max(search.readers)
+        for found in in_order(found_files, lambda found: results.begin_drawing(found, names[found.file]), number):
             target = results.list_found(found, names[found.file])
             if found.error:
                 num_errors += 1

@@ -7,13 +7,11 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import cv2
 
 Item = TypeVar("Item")
-Made = TypeVar("Made")
-MadeThere = TypeVar("MadeThere", covariant=True)
 END = object()
 
 
@@ -40,28 +38,20 @@ def delayed(items: Iterable[Item], number: int) -> Iterator[Item]:
         yield waiting.popleft()
 
 
-class FutureLike(Protocol[MadeThere]):
-    """A result that is computed elsewhere, such as a future."""
-
-    def done(self) -> bool: ...
-
-    def result(self) -> MadeThere: ...
-
-
-def in_order(
-    begin: Callable[[Item], FutureLike[Made]], items: Iterable[Item], number: int
-) -> Iterator[tuple[Item, Made]]:
-    """Yields each item with the result of its work, in the order of the items. number: items that may wait for their
-    result; an exception of the work is raised in its turn."""
-    waiting: deque[tuple[Item, FutureLike[Made]]] = deque()
+def in_order(items: Iterable[Item], begin: Callable[[Item], Any], number: int) -> Iterator[Item]:
+    """Yields each item once the work on it is done, in the order of the items. begin: starts the work and returns its
+    future. number: items that may wait for their work; an exception of it is raised in its turn."""
+    waiting: deque[tuple[Item, Any]] = deque()
     for item in items:
         waiting.append((item, begin(item)))
         while waiting and (len(waiting) > number or waiting[0][1].done()):
-            first, made = waiting.popleft()
-            yield first, made.result()
+            first, work = waiting.popleft()
+            work.result()
+            yield first
     while waiting:
-        first, made = waiting.popleft()
-        yield first, made.result()
+        first, work = waiting.popleft()
+        work.result()
+        yield first
 
 
 def batches(items: Iterator[Item], size: int) -> Iterator[list[Item]]:

@@ -8,7 +8,7 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
@@ -18,8 +18,7 @@ from rtdetr.inference.draw import Detection, save_drawn
 from rtdetr.inference.files import manifest_paths
 from rtdetr.inference.fonts import font_file
 from rtdetr.inference.predictor import File, FileResult
-from rtdetr.inference.prefetch import FutureLike
-from rtdetr.inference.processes import Readers
+from rtdetr.inference.processes import FutureAnswer, Readers
 
 Format = Literal["coco", "yolo", "csv"]
 COLUMNS = ("file", "category_id", "name", "score", "x1", "y1", "x2", "y2")
@@ -145,7 +144,7 @@ class ResultsFolder:
         if "csv" in formats:
             self.writers.append(CsvWriter(folder))
 
-    def begin_drawing(self, found: FileResult, name: Path) -> FutureLike[None]:
+    def begin_drawing(self, found: FileResult, name: Path) -> Future[None] | FutureAnswer:
         """Starts to write the image with boxes, and crops, in a thread or in the process that keeps the image. name:
         relative to the folder, no suffix."""
         files = self.folder / f"{name}.jpg", None if self.crops is None else self.crops / name
