@@ -118,7 +118,7 @@ class RequestHandler:
         self.batcher = Batcher(detect, settings.max_batch, settings.max_megapixels, figures.batch)
         self.working = 0  # requests whose file has arrived; the event loop alone uses this and the next one
         self.arriving: Counter[str] = Counter()  # uploads in progress, by address
-        figures.gauges["rtdetr_queue_depth"] = "Files that wait for a batch.", self.batcher.waiting
+        figures.gauges["rtdetr_queue_depth"] = "Files that wait for a batch.", self.batcher.files.qsize
         figures.gauges["rtdetr_uploads"] = "Files that are on their way.", self.arriving.total
         figures.gauges["rtdetr_requests_inside"] = "Requests let in and not yet answered.", self._inside
 
@@ -136,7 +136,10 @@ class RequestHandler:
             try:
                 return await asyncio.wrap_future(self.batcher.submit(data))
             except DataError as error:
-                raise self._unreadable(error) from error
+                if isinstance(error.__cause__, Image.DecompressionBombError):
+                    limit = f"{self.settings.max_megapixels:g} megapixels"
+                    raise HTTPException(413, f"the image has more than {limit}; send a smaller one") from error
+                raise HTTPException(415, str(error)) from error
             finally:
                 self.working -= 1
 
@@ -159,12 +162,6 @@ class RequestHandler:
         finally:
             self.arriving[network] -= 1
             self.arriving += Counter()  # removes counts of 0
-
-    def _unreadable(self, error: DataError) -> HTTPException:
-        if isinstance(error.__cause__, Image.DecompressionBombError):
-            limit = self.settings.max_megapixels
-            return HTTPException(413, f"the image has more than {limit:g} megapixels; send a smaller one")
-        return HTTPException(415, str(error))
 
 
 def _busy(sentence: str) -> HTTPException:

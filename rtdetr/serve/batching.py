@@ -14,7 +14,7 @@ from PIL import Image
 from rtdetr.data.images import read_bytes
 from rtdetr.inference.draw import Detection
 
-Result = TypeVar("Result")
+Returned = TypeVar("Returned")
 Detect = Callable[[list[Image.Image]], list[list[Detection]]]
 READERS = 4  # images that are decoded at once
 PATIENCE = 0.002  # seconds between two checks whether the detector is free
@@ -38,7 +38,7 @@ class Batcher:
 
     def __init__(self, detect: Detect, max_batch: int, max_megapixels: float, seen: Callable[[int], None]) -> None:
         self.detect, self.max_batch, self.max_megapixels, self.seen = detect, max_batch, max_megapixels, seen
-        self.files: queue.SimpleQueue[tuple[bytes, Future[Answer]] | None] = queue.SimpleQueue()
+        self.files: queue.SimpleQueue[tuple[bytes, Future[Answer]] | None] = queue.SimpleQueue()  # in no batch yet
         self.readers = ThreadPoolExecutor(min(READERS, max_batch), "rtdetr-read")
         self.detector = ThreadPoolExecutor(1, "rtdetr-detect")
         self.thread = threading.Thread(target=self._run, name="rtdetr-batch", daemon=True)
@@ -49,10 +49,6 @@ class Batcher:
         answer: Future[Answer] = Future()
         self.files.put((data, answer))
         return answer
-
-    def waiting(self) -> int:
-        """Number of files that no batch has taken yet."""
-        return self.files.qsize()
 
     def close(self) -> None:
         """Answers what was submitted, then ends the threads."""
@@ -103,12 +99,12 @@ class Batcher:
         return [Answer(*image.size, found) for image, found in zip(images, self.detect(images))]
 
 
-def _submit(pool: ThreadPoolExecutor, call: Callable[..., Result], *arguments: Any) -> Future[Result]:
+def _submit(pool: ThreadPoolExecutor, call: Callable[..., Returned], *arguments: Any) -> Future[Returned]:
     """The future result of a call, which raises the error of a system that has no more threads for the pool."""
     try:
         return pool.submit(call, *arguments)
     except RuntimeError as error:
-        failed: Future[Result] = Future()
+        failed: Future[Returned] = Future()
         failed.set_exception(error)
         return failed
 
