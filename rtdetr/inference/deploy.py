@@ -209,7 +209,7 @@ def fast_products() -> Iterator[None]:
             torch.backends.cuda.enable_cudnn_sdp(attention)
 
 
-class Size(NamedTuple):
+class GraphInput(NamedTuple):
     """The input for which a graph is captured."""
 
     batch: int
@@ -227,13 +227,13 @@ class CapturedGraphs:
     two; with `at_once` at its first call, unless a graph for more images takes it. Keeps the graphs used last; to
     capture a dropped one again, its shape must have come twice as often as for the last time."""
 
-    def __init__(self, capture: Callable[[Size], CapturedGraph], at_once: bool) -> None:
+    def __init__(self, capture: Callable[[GraphInput], CapturedGraph], at_once: bool) -> None:
         self.capture, self.at_once = capture, at_once
-        self.calls: Counter[Size] = Counter()
-        self.capture_at: dict[Size, int] = {}  # calls, where it is not CAPTURE_AT
-        self.graphs: OrderedDict[Size, CapturedGraph] = OrderedDict()  # the most recent last
+        self.calls: Counter[GraphInput] = Counter()
+        self.capture_at: dict[GraphInput, int] = {}  # calls, where it is not CAPTURE_AT
+        self.graphs: OrderedDict[GraphInput, CapturedGraph] = OrderedDict()  # the most recent last
 
-    def find(self, size: Size) -> CapturedGraph | None:
+    def find(self, size: GraphInput) -> CapturedGraph | None:
         """Returns a graph, or None if it is too early for one. Raises CannotCapture."""
         self.calls[size] += 1
         if size in self.graphs:
@@ -267,7 +267,7 @@ class Graphs:
 
     def __call__(self, images: Tensor, sizes: Tensor) -> Detections:
         batch, _, height, width = images.shape
-        size = Size(batch, height, width, torch.uint8 if images.dtype == torch.uint8 else self.dtype)
+        size = GraphInput(batch, height, width, torch.uint8 if images.dtype == torch.uint8 else self.dtype)
         with _launching, self.here:
             graph = self._find(size) if self.possible else None
             if graph is None:  # with a graph's dtype and layout, so that the compiler sees one kind
@@ -282,7 +282,7 @@ class Graphs:
             self.done.record(stream)
             return found
 
-    def _find(self, size: Size) -> CapturedGraph | None:
+    def _find(self, size: GraphInput) -> CapturedGraph | None:
         try:
             return self.captured.find(size)
         except CannotCapture as error:
@@ -296,7 +296,7 @@ class Graphs:
 class CapturedGraph:
     """A CUDA graph, and the tensors that it reads and writes."""
 
-    def __init__(self, detect: Detect, size: Size, stream: torch.cuda.Stream, pool: Any) -> None:
+    def __init__(self, detect: Detect, size: GraphInput, stream: torch.cuda.Stream, pool: Any) -> None:
         """Raises CannotCapture; the warm-up raises errors of the model itself, unchanged."""
         self.size = size
         shape = (size.batch, 3, size.height, size.width)
@@ -318,7 +318,7 @@ class CapturedGraph:
                 raise CannotCapture(f"{what} failed ({first_line(error)})") from error
         torch.cuda.current_stream().wait_stream(stream)
 
-    def takes(self, size: Size) -> bool:
+    def takes(self, size: GraphInput) -> bool:
         """Whether the graph can run a batch of this size, with the rest of its own batch unused."""
         return size.batch <= self.size.batch and size[1:] == self.size[1:]
 

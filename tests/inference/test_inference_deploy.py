@@ -32,9 +32,9 @@ from rtdetr.inference.deploy import (
     CannotCapture,
     CapturedGraphs,
     Detector,
+    GraphInput,
     Graphs,
     Plan,
-    Size,
     compiled,
     fast_products,
     starting_gpu,
@@ -60,17 +60,17 @@ def cuda() -> Iterator[torch.device]:
 
 
 class FakeGraph:
-    def __init__(self, size: Size) -> None:
+    def __init__(self, size: GraphInput) -> None:
         self.size = size
 
     takes = deploy.CapturedGraph.takes
 
 
-def size(batch: int, height: int = 64) -> Size:
-    return Size(batch, height, 96, torch.uint8)
+def size(batch: int, height: int = 64) -> GraphInput:
+    return GraphInput(batch, height, 96, torch.uint8)
 
 
-def found(graphs: CapturedGraphs, wanted: Size) -> Size | None:
+def found(graphs: CapturedGraphs, wanted: GraphInput) -> GraphInput | None:
     graph = graphs.find(wanted)
     return graph and graph.size
 
