@@ -325,10 +325,9 @@ class RTDETRv3:
                 path_of(argument, given)
         same = self.weights is not None and not self._changed()
         own: Any = self.weights if same else (network, self.cfg, self.classes)
-        exported = export_model(
+        return export_model(
             own, format, output, half, raw, int8=int8, calibrate=calibrate, input_type=input_type, images=images
-        )
-        return Path(exported.path)
+        ).path
 
     def save_pretrained(self, folder: str | Path, licence: str | None = None, format: Format = "rtdetr") -> Path:
         """Writes model.safetensors and config.json into the folder, which it returns. licence: of the weights, if

@@ -52,14 +52,6 @@ def model_info(cfg: Config, classes: Classes, weights: Path | None, source: dict
             model(torch.empty(1, 3, *cfg.data.image_size))
     parts = (*TRAINING_ONLY, *(f"decoder.score_heads.{i}." for i in range(cfg.model.decoder.num_layers - 1)))
     training = sum(number for name, number in counts.items() if name.startswith(parts))
-    return ModelInfo(
-        cfg.name,
-        sum(counts.values()) - training,
-        training,
-        counter.get_total_flops() / 1e9,
-        cfg.data.image_size,
-        classes.names,
-        weights,
-        None if weights is None else num_bytes(weights) / 1e6,
-        dict(source or {}),
-    )
+    work = sum(counts.values()) - training, training, counter.get_total_flops() / 1e9
+    megabytes = None if weights is None else num_bytes(weights) / 1e6
+    return ModelInfo(cfg.name, *work, cfg.data.image_size, classes.names, weights, megabytes, dict(source or {}))
