@@ -75,6 +75,9 @@ class AveragePrecisions(NamedTuple):
     file: float
     on: str  # which images
 
+    def text(self) -> str:
+        return f"AP {self.model:.4f} in PyTorch, {self.file:.4f} in this file ({self.on})"
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -132,13 +135,10 @@ class Certificate:
                 + ("; 8 bits need --images like those of --calibrate" if uncalibrated else "")
             )
         if self.ap and abs(self.ap.file - self.ap.model) > self.bounds.ap:
-            return f"its AP differs from PyTorch's by more than {self.bounds.ap:g}: {self.ap_line()}"
+            return f"its AP differs from PyTorch's by more than {self.bounds.ap:g}: {self.ap.text()}"
         if not any(each.detections for each in self.comparisons) and self.bounds.least and not self.not_run:
             return "no image could be compared"
         return ""
-
-    def ap_line(self) -> str:
-        return f"AP {self.ap.model:.4f} in PyTorch, {self.ap.file:.4f} in this file ({self.ap.on})" if self.ap else ""
 
     def table(self) -> str:
         """The results as text for a terminal."""
@@ -162,7 +162,7 @@ class Certificate:
             f"bounds ({self.precision}): labels equal, score {bounds.score:g}, box {bounds.box:g} px"
             + (f", {bounds.missing:.0%} may be missing" if bounds.missing else "")
         )
-        measured = [self.ap_line()] if self.ap and not self.fault else []  # not of other bytes than the certified ones
+        measured = [self.ap.text()] if self.ap and not self.fault else []  # not of other bytes than the certified ones
         return "\n".join([*lines, *measured, *self.notes])
 
     def save(self, path: Path) -> None:
