@@ -87,11 +87,13 @@ def covers(archs: list[str], major: int, minor: int) -> bool:
 
 
 def check_tensors(**named: object) -> None:
-    """Raises ValueError for anything but a tensor, and for one on another device than the first."""
+    """Raises ValueError for all but dense tensors of real numbers, and for one on another device than the first."""
     (first, leader), *_ = named.items()
     for name, each in named.items():
         if not isinstance(each, Tensor):
             raise ValueError(f"{name}: expected a tensor, got {type(each).__name__}")
+        if each.is_complex() or each.layout != torch.strided:
+            raise ValueError(f"{name}: expected a dense tensor of real numbers, got {each.dtype} in {each.layout}")
         assert isinstance(leader, Tensor)
         if each.device != leader.device:
             raise ValueError(f"{name}: expected on {leader.device}, where {first} is, got {each.device}")
@@ -144,7 +146,7 @@ def operator_levels(
 
 def run(operator: Any, *arguments: Any) -> Any:
     """Calls a compiled operator. Raises ValueError for arguments that it refuses, with only its own message, and
-    NotImplementedError for forward-mode derivatives, which torch would take to be 0."""
+    NotImplementedError for derivatives by torch.func, and in forward mode, which torch would take to be 0."""
     if torch.compiler.is_compiling():
         return operator(*arguments)
     if any(isinstance(each, Tensor) and unpack_dual(each).tangent is not None for each in arguments):
@@ -154,10 +156,11 @@ def run(operator: Any, *arguments: Any) -> Any:
     try:
         return operator(*arguments)
     except RuntimeError as error:
+        if "functorch transforms" in str(error):
+            raise NotImplementedError("torch.func can only differentiate backend='torch'") from None
         if str(error).startswith("rtdetr::") and "for argument 'hw'" in str(error):
             raise ValueError("spatial_shapes: expected whole numbers of at most 64 bits") from None
-        said = REFUSED.match(str(error))
-        if said is None:
+        if (said := REFUSED.match(str(error))) is None:
             raise
         raise (ValueError if ": expected" in said[1] or "cells" in said[1] else RuntimeError)(said[1]) from None
 
@@ -188,9 +191,7 @@ def resolve_backend(
             _log_once(op, reason)
         return "torch"
     if value.device.type != backend:
-        raise RuntimeError(
-            f"backend={backend!r} needs tensors on {backend}, got {value.device=!s}; move them or use auto"
-        )
+        raise RuntimeError(f"backend={backend!r} needs {backend} tensors, got {value.device=!s}; move them or use auto")
     reason = why_not_compiled(value, host_levels)
     if reason is not None:
         raise RuntimeError(f"backend={backend!r} cannot run: {reason}")

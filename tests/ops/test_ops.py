@@ -130,6 +130,8 @@ def test_forward_mode_is_right_or_refused(target: Target) -> None:
     if target[0] != "torch":
         with pytest.raises(NotImplementedError, match="forward-mode"):
             torch.func.jvp(call, (weights,), (weights,))
+        with pytest.raises(NotImplementedError, match="only differentiate"):
+            torch.func.grad(lambda x: call(x).sum())(weights)
         return
     output, tangent = torch.func.jvp(call, (weights,), (weights,))
     torch.testing.assert_close(tangent, output)  # the op is linear in the weights
