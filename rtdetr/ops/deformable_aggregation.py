@@ -7,6 +7,7 @@ S cells of all cameras and levels: camera after camera, within it level after le
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from numbers import Integral
 from typing import Literal
 
 import torch
@@ -17,6 +18,7 @@ from rtdetr.ops.backend import (
     Backend,
     SpatialShapes,
     as_autocast,
+    check_name,
     check_readable,
     check_tensors,
     is_pair,
@@ -152,7 +154,12 @@ class DeformableFeatureAggregation(nn.Module):
         backend: Backend = "auto",
     ) -> None:
         super().__init__()
-        if groups < 1 or channels % groups:
+        check_name(backend)
+        sizes = {"channels": channels, "groups": groups, "levels": levels, "cameras": cameras, "points": points}
+        for name, size in sizes.items():
+            if not isinstance(size, Integral) or size < 1:
+                raise ValueError(f"{name}: expected a whole number from 1, got {size!r}")
+        if channels % groups:
             raise ValueError(f"channels: expected a multiple of {groups=}, got {channels}")
         if not 0 <= attention_dropout < 1:
             raise ValueError(f"attention_dropout: expected a share from 0 to below 1, got {attention_dropout}")
@@ -164,10 +171,9 @@ class DeformableFeatureAggregation(nn.Module):
         self.weights_fc = nn.Linear(channels, groups * levels * points * (1 if camera_embedding else cameras))
         self.output_proj = nn.Linear(channels, channels)
         self.proj_drop = nn.Dropout(dropout)
-        nn.init.zeros_(self.weights_fc.weight)
-        nn.init.zeros_(self.weights_fc.bias)
+        for zero in (self.weights_fc.weight, self.weights_fc.bias, self.output_proj.bias):
+            nn.init.zeros_(zero)
         nn.init.xavier_uniform_(self.output_proj.weight)
-        nn.init.zeros_(self.output_proj.bias)
 
     def forward(
         self,

@@ -486,8 +486,13 @@ def test_block_names_what_does_not_fit(index: int, wrong: tuple[int, ...], messa
 
 
 def test_block_refuses_settings_that_cannot_be() -> None:
-    with pytest.raises(ValueError, match=r"channels: expected a multiple of groups=0, got 8"):
-        DeformableFeatureAggregation(8, 0)
+    with pytest.raises(ValueError, match=r"channels: expected a multiple of groups=4, got 6"):
+        DeformableFeatureAggregation(6, 4)
+    for name, wrong in (("channels", 0), ("groups", 0), ("levels", -1), ("points", 1.5), ("cameras", "6")):
+        with pytest.raises(ValueError, match=message("expected", name, "whole number", str(wrong))):
+            DeformableFeatureAggregation(**{"channels": 8, name: wrong})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=message("expected", "backend", "torch", "'gpu'")):
+        block(backend="gpu")
     with pytest.raises(ValueError, match=message("expected", "attention_dropout", "0", "1", "1.0")):
         block(attention_dropout=1.0)
 
