@@ -51,9 +51,7 @@ def pixels_of_array(array: NDArray[Any], bgr: bool = False) -> Pixels:
     Grey becomes RGB, transparency is dropped. bgr: the channels are in OpenCV's order. Raises DataError."""
     planes = array[..., None] if array.ndim == 2 else array
     if planes.ndim != 3 or planes.shape[2] not in (1, 3, 4) or 0 in planes.shape:
-        raise DataError(
-            f"array: expected grey, RGB or RGBA of shape (H, W), (H, W, 1), (H, W, 3) or (H, W, 4), got {array.shape}"
-        )
+        raise DataError(f"array: expected grey, RGB or RGBA of shape (H, W), (H, W, 3) or (H, W, 4), got {array.shape}")
     if planes.dtype.kind == "f":
         low, high = float(planes.min()), float(planes.max())
         if not 0 <= low <= high <= 1:  # NaN, too
@@ -89,11 +87,10 @@ class HostPixels:
         pixels: Tensor | None = None,
     ) -> None:
         """pixels: (B, h, w, 3) uint8, if the images are in there already."""
-        self.interpolation = interpolation
         if pixels is None:
-            pixels = torch.empty(number, *size, 3, dtype=torch.uint8, pin_memory=pinned)
-        self.pixels = pixels
-        self.sizes = torch.ones(number, 2, pin_memory=pinned)  # height, width of the images
+            pixels = torch.empty(number, *size, 3, dtype=torch.uint8, device="cpu", pin_memory=pinned)
+        self.pixels, self.interpolation = pixels, interpolation
+        self.sizes = torch.ones(number, 2, dtype=torch.float32, device="cpu", pin_memory=pinned)  # height, width
         self._places, self._sizes = self.pixels.numpy(), self.sizes.numpy()  # views of torch's tensors take 20 us
 
     def put(self, index: int, image: AnyImage) -> None:
@@ -118,17 +115,17 @@ class DevicePixels:
 
     def __init__(self, number: int, size: tuple[int, int], pinned: bool, interpolation: Resize = "cubic") -> None:
         self.size, self.pinned, self.interpolation = size, pinned, interpolation
-        black = torch.zeros(1, 1, 3, dtype=torch.uint8)
+        black = torch.zeros(1, 1, 3, dtype=torch.uint8, device="cpu")
         self.images = [black] * number  # pixels (H, W, 3), each of its own size, or bytes of a JPEG (n,)
-        self.sizes = torch.ones(number, 2, pin_memory=pinned)  # height, width of the images
+        self.sizes = torch.ones(number, 2, dtype=torch.float32, device="cpu", pin_memory=pinned)  # height, width
 
     def put(self, index: int, image: AnyImage | Jpeg) -> None:
         if isinstance(image, Jpeg):
-            self.images[index] = torch.tensor(image.content)
+            self.images[index] = torch.tensor(image.content, device="cpu")
             self.sizes[index].numpy()[:] = image.size[::-1]
             return
         pixels = as_pixels(image)
-        self.images[index] = torch.empty(pixels.shape, dtype=torch.uint8, pin_memory=self.pinned)
+        self.images[index] = torch.empty(pixels.shape, dtype=torch.uint8, device="cpu", pin_memory=self.pinned)
         self.images[index].numpy()[:] = pixels
         self.sizes[index].numpy()[:] = pixels.shape[:2]
 
@@ -166,8 +163,7 @@ class DeviceTensors:
     ) -> None:
         """images: (B, 3, H, W) uint8, or (3, H, W) each."""
         self.images, self.size, self.interpolation = images, size, interpolation
-        alike = [images.shape[2:]] * len(images) if isinstance(images, Tensor) else None
-        sizes = alike or [each.shape[1:] for each in images]
+        sizes = [images.shape[2:]] * len(images) if isinstance(images, Tensor) else [each.shape[1:] for each in images]
         self.sizes = torch.from_numpy(np.array(sizes, np.float32))  # (B, 2)
 
     def on(self, device: torch.device) -> Tensor:
