@@ -191,8 +191,7 @@ def is_video(source: str) -> bool:
         return _is_stream(source) or _suffix(source) in video.ENDINGS
     path = Path(source)
     look_at(path)
-    is_camera = source.isdecimal() and not path.exists()
-    return is_camera or (path.suffix.lower() in video.ENDINGS and path.is_file())
+    return (source.isdecimal() and not path.exists()) or (path.suffix.lower() in video.ENDINGS and path.is_file())
 
 
 def _is_path(source: Any) -> bool:
@@ -227,18 +226,19 @@ def _pixels_of_pil(image: Image.Image) -> np.ndarray[Any, Any]:
 
 
 def _of_tensor(tensor: Tensor) -> Source:
-    images = _uint8_tensor(tensor)
+    images = _uint8_tensor(tensor, (3, 4))
     if images.ndim == 3:
         return Source("one", iter([Item("tensor", images)]), batch=images[None])
     return Source("list", (Item("tensor", each) for each in images), batch=images)
 
 
-def _uint8_tensor(tensor: Tensor) -> Tensor:
+def _uint8_tensor(tensor: Tensor, ndims: tuple[int, ...] = (3,)) -> Tensor:
     """Returns a tensor (3, H, W) or (B, 3, H, W) as uint8 on its device; floats in [0, 1] are rounded to 8 bits."""
-    if tensor.ndim not in (3, 4) or tensor.shape[-3] != 3 or 0 in tensor.shape:
-        raise DataError(f"tensor: expected RGB of shape (3, H, W), or (B, 3, H, W), got {tuple(tensor.shape)}")
-    if tensor.is_meta or tensor.layout != torch.strided:
-        raise DataError(f"tensor: expected pixels in memory, got a {tensor.device} tensor of layout {tensor.layout}")
+    layout = "nested" if tensor.is_nested else tensor.layout
+    if tensor.is_meta or layout != torch.strided:
+        raise DataError(f"tensor: expected pixels in memory, got a {tensor.device} tensor of layout {layout}")
+    if tensor.ndim not in ndims or tensor.shape[-3] != 3 or 0 in tensor.shape:
+        raise DataError(f"tensor: expected RGB of shape (3, H, W), outside a list (B, 3, H, W), got {(*tensor.shape,)}")
     if tensor.is_floating_point():
         tensor = tensor.detach().float()
         low, high = torch.stack(torch.aminmax(tensor)).tolist()

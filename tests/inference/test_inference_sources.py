@@ -164,6 +164,8 @@ WRONG: list[tuple[Any, str]] = [
     (torch.zeros(3, 8, 8, dtype=torch.int64), "expected uint8"),
     (torch.zeros(3, 8, 8, device="meta"), "expected pixels in memory"),
     (torch.zeros(3, 8, 8).to_sparse(), "expected pixels in memory"),
+    (torch.nested.nested_tensor([torch.zeros(3, 8, 8)], layout=torch.strided), "expected pixels in memory"),
+    ([torch.zeros(1, 3, 8, 8)], r"outside a list .* got \(1, 3, 8, 8\)"),
     ("ftp://example.org/a.jpg", "expected http, https or a stream"),
     ("file:///etc/passwd", "expected http, https or a stream"),
     ("http://", "names no machine"),
