@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from rtdetr.data.classes import Classes, DataError
+from rtdetr.data.data_arguments import path_of
 from rtdetr.data.images import MAX_MEGAPIXELS, read_image
 from rtdetr.extras import optional
 from rtdetr.foreign_names import no_attribute
@@ -86,9 +87,8 @@ def _of_files(predictor: Predictor, source: Source, threshold: Lowest, batch_siz
             raise DataError(each.error)
         if each.error:
             logger.warning(each.error)
-        width, height = each.size
-        item = Item(str(file), None, each.error, file)
-        yield Result(item, DetectionArrays.of(each.detections, predictor.classes), (height, width))
+        hits = DetectionArrays.of(each.detections, predictor.classes)
+        yield Result(Item(str(file), None, each.error, file), hits, each.size[::-1])
 
 
 class Result:
@@ -169,9 +169,11 @@ class Result:
 
     def save(self, path: str | os.PathLike[str] | None = None) -> Path:
         """Writes what `draw` returns in the format of the path's suffix, or `to_json` for .json, and returns the path.
-        Default: NAME-detected.jpg in the working directory, with a number if that exists. Raises DataError."""
+        Default: NAME-detected.jpg in the working directory, with a number if that exists. Not to the source's file."""
         stem = Path(urlsplit(self.source).path).stem.replace(" ", "-") or "image"
-        target = unused_path(Path(f"{stem}-detected.jpg"), ".jpg") if path is None else Path(path)
+        target = unused_path(Path(f"{stem}-detected.jpg"), ".jpg") if path is None else path_of("path", path)
+        if os.path.exists(target) and os.path.exists(self.source) and os.path.samefile(target, self.source):
+            raise DataError(f"{target}: the source would be replaced by its result; choose another path")
         try:
             if target.suffix.lower() == ".json":
                 target.write_text(self.to_json(), encoding="utf-8")
@@ -215,11 +217,10 @@ class Result:
     def to_coco(self, image_id: int | None = None) -> list[dict[str, Any]]:
         """Returns COCO results: image_id, category_id, bbox (x, y, width, height in pixels) and score. image_id:
         default: the number in a file name such as COCO's (000000000139.jpg is 139), else 0."""
-        if image_id is None:
-            image_id = file_number(self.source) or 0
+        number = (file_number(self.source) or 0) if image_id is None else image_id
         return [
             {
-                "image_id": image_id,
+                "image_id": number,
                 "category_id": each.category_id,
                 "bbox": [each.box[0], each.box[1], each.box[2] - each.box[0], each.box[3] - each.box[1]],
                 "score": each.score,

@@ -19,6 +19,7 @@ import torch
 from api_cases import IDS, NAMES, PIXELS
 from engine_helpers import NANO
 from messages import message
+from PIL import Image
 from torch import Tensor
 
 import rtdetr
@@ -98,6 +99,14 @@ def test_a_result_is_arrays_names_and_what_others_expect(model: RTDETRv3, image:
     written = json.loads(result.to_json())
     assert len(written["detections"]) == n and written["detections"][0]["category_id"] == first.category_id
     assert result.draw().width == 7 * 90 and result._repr_png_().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("opened", [Path, Image.open])
+def test_a_result_does_not_replace_its_source(model: RTDETRv3, image: Path, opened: Any) -> None:
+    before = image.read_bytes()
+    with pytest.raises(ValueError, match=message("would be replaced", image.name)):
+        model.predict(opened(image)).save(image)
+    assert image.read_bytes() == before
 
 
 def test_the_file_is_as_good_as_the_command_line_says(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from api_cases import PIXELS
 from engine_helpers import NANO
 from messages import message
 
@@ -43,6 +44,9 @@ def test_what_is_no_path_is_one_sentence(given: Any, model: RTDETRv3) -> None:
         model.save_pretrained(given)
     with pytest.raises(ValueError, match=r"^repo_id: expected owner/model, got "):
         model.push_to_hub(given)
+    if given is not None:
+        with pytest.raises(ValueError, match=r"^path: expected a path, got "):
+            model.predict(PIXELS).save(given)
 
 
 def test_a_mistyped_folder_is_no_model_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
