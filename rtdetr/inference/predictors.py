@@ -82,10 +82,12 @@ class Predictors:
 
     def refresh(self, model: Network) -> None:
         """Notes that the weights have changed, or that they are in another network. Raises DataError if that has other
-        classes."""
-        rows = model.decoder.score_heads[-1].get_parameter("bias").numel()
-        if rows != len(self.classes):
-            raise DataError(f"model: expected a network of {counted(len(self.classes), 'class')}, got one of {rows}")
+        classes, or is none of ours."""
+        network, got = getattr(model, "_orig_mod", model), f"a {type(model).__name__}"  # _orig_mod: of torch.compile
+        if isinstance(network, Network):
+            got = f"one of {network.decoder.score_heads[-1].get_parameter('bias').numel()}"
+        if got != f"one of {len(self.classes)}":
+            raise DataError(f"model: expected a network of {counted(len(self.classes), 'class')}, got {got}")
         self.told.watch(model)
         self._model, self._build = model, None
         self.told()
@@ -105,8 +107,7 @@ class Predictors:
                 raise DataError(f"size: expected a side, or (height, width), in multiples of 32, got {size!r}")
         half = self.half if (half := checked_half(half)) == "auto" else half
         key = self.told.number, self.compile, tuple(map(int, sides)), half
-        predictor = self.made.get(key)
-        if predictor is None:
+        if (predictor := self.made.get(key)) is None:
             with self.lock:
                 predictor = self.made.get(key) or self._make(key)
         return predictor
@@ -121,8 +122,7 @@ class Predictors:
                 self.get(size).warm_up(int(number))
 
     def _make(self, key: Key) -> Predictor:
-        changes, compile_, sides, half = key
-        cfg = self.cfg
+        (changes, compile_, sides, half), cfg = key, self.cfg
         if sides != cfg.data.image_size:
             cfg = config_from_dict(config_to_dict(cfg), cfg.name, [f"data.image_size={[*sides]}"], "predict()")
         kept = {each: old for each, old in self.made.items() if each[0] == changes}

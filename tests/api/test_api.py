@@ -261,6 +261,8 @@ def test_what_does_not_belong_to_the_model_is_refused(model: RTDETRv3) -> None:
     other = build_model(model.cfg.model, num_classes=7)
     with pytest.raises(DataError, match="model: expected a network of 3 classes, got one of 7"):
         model.model = other
+    with pytest.raises(DataError, match="model: expected a network of 3 classes, got a DataParallel"):
+        model.model = torch.nn.DataParallel(model.model)
     with pytest.raises(DataError, match="compile: expected True, False or \"max\", got 'maximum'"):
         model.compile("maximum")  # type: ignore[arg-type]
     for section, key in (("model", "num_queries"), ("optimizer", "lr"), ("train", "epochs"), ("ema", "ema.decay")):
