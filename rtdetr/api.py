@@ -254,10 +254,10 @@ class RTDETRv3:
             raise ConfigError("train(): leave torch.autocast first; the key train.precision sets the precision")
         from_file = None if resume is None else path_of("resume", resume)
         given = settings if epochs is None else {"epochs": epochs, **settings}
-        if epochs is not None and from_file is None:
-            given = {"max_iterations": 0, **given}  # that of an earlier run would end this one sooner
+        # that of an earlier run would end this one sooner
+        first = [] if epochs is None or from_file is not None else ["train.max_iterations=0"]
         base = load_checkpoint(from_file)["config"] if from_file is not None else without_custom(self.cfg, self.weights)
-        updates = [*data_updates(data), *keyword_updates(given)]
+        updates = [*data_updates(data), *first, *keyword_updates(given)]
         if augment is not None:
             updates.append(f"{KEY}={json.dumps(name_of(augment))}")
         cfg = config_from_dict(base, str(self.weights or self.cfg.name), updates, "train()")
@@ -272,9 +272,8 @@ class RTDETRv3:
             trainer = Trainer(cfg, folder, device, from_file, tuning, callbacks=callbacks, augment=augment)
             stopped_by = trainer.run(lambda: prepare_folder(folder, from_file, overwrite))
         best = next(file for file in (folder / "best.pth", folder / "last.pth", from_file) if file and file.is_file())
-        compile_, half = self._predictors.compile, self._predictors.half
-        trained = type(self).from_pretrained(best, device=str(self.device), compile=compile_, half=half)
-        self.__dict__.update(trained.__dict__)
+        options: Any = {"compile": self._predictors.compile, "half": self._predictors.half}
+        self.__dict__.update(vars(type(self).from_pretrained(best, device=str(self.device), **options)))
         row = best_row(folder / "metrics.csv", trainer.state.best_ap) or {}
         figures = {each: float(row[each] or -1) for each in FIGURE_NAMES if each in row}  # empty: not measured
         return TrainResult(folder, best, figures, stopped_by)
@@ -355,9 +354,8 @@ class RTDETRv3:
         return to_hub(repo_id, self._content("push_to_hub"), licence, private, token, format, figures)
 
     def __repr__(self) -> str:
-        return (
-            f"RTDETRv3({self.cfg.name}, {counted(len(self.classes), 'class')}, on {self.device}, from {self.weights})"
-        )
+        classes = counted(len(self.classes), "class")
+        return f"RTDETRv3({self.cfg.name}, {classes}, on {self.device}, from {self.weights})"
 
     def __getattr__(self, name: str) -> NoReturn:
         raise no_attribute("RTDETRv3", name)

@@ -286,13 +286,14 @@ def keyword_updates(settings: Mapping[str, Any]) -> list[str]:
 
     A key is written with dots or double underscores (`optimizer__lr`), or by its last word where no other key ends in
     it (`epochs`, `lr`, `precision`); `batch_size` is data.train_batch_size. Raises ConfigError for a word of several
-    and for one of none.
+    and for one of none, and for two values of a key.
     """
-    keys = _all_keys()
-    return [
-        f"{full_key(name.replace('__', '.'), keys)}={json.dumps(value, ensure_ascii=False, default=_plain)}"
-        for name, value in settings.items()
-    ]
+    keys, names = _all_keys(), dict[str, str]()
+    for name in settings:
+        key = full_key(name.replace("__", "."), keys)
+        if names.setdefault(key, name) != name:
+            raise ConfigError(f"{key}: expected one value, got {names[key]}= and {name}=; leave one out")
+    return [f"{key}={json.dumps(settings[name], ensure_ascii=False, default=_plain)}" for key, name in names.items()]
 
 
 def _plain(value: Any) -> Any:

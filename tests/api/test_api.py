@@ -379,6 +379,8 @@ def test_keys_of_the_config_as_keywords() -> None:
     with pytest.raises(ConfigError, match=message("unknown key", "epoch", "train.epochs")):
         keyword_updates({"epoch": 3})
     assert keyword_updates({"train": {"epochs": 3}}) == ['train={"epochs": 3}']
+    with pytest.raises(ConfigError, match=message("expected", "optimizer.lr", "optimizer__lr", "lr")):
+        keyword_updates({"optimizer__lr": 1e-4, "lr": 1e-5})
 
 
 def test_a_misspelt_keyword_names_its_neighbour(model: RTDETRv3, checkpoint: Path) -> None:
