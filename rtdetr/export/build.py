@@ -93,9 +93,7 @@ def export_model(
     _check_portable(format, half, portable, opset)
     _check(format, half, int8, calibrate, input_type, ap)
     if format == "transformers" and (half or raw or input_type != "uint8"):
-        raise ConfigError(
-            "half, raw, input_type: a folder for transformers is always float32 and as transformers runs it"
-        )
+        raise ConfigError("half, raw, input_type: a folder for transformers is float32 and as transformers runs it")
     target = Path(output) if output is not None else targets.default(weights, format, half, int8, raw, portable)
     targets.check(target, format)
     model, metadata = describe(weights, "fp16" if half else "int8" if int8 else "fp32", raw, input_type)
@@ -181,8 +179,7 @@ def describe(weights: WeightSource, precision: Precision, raw: bool, input_type:
     set_backend(model, "auto")
     if min(cfg.data.image_size) < SMALLEST:
         raise ConfigError(f"data.image_size: exported files take sides from {SMALLEST}, got {cfg.data.image_size}")
-    hashed = weights_sha256(model.state_dict())
-    return model, Metadata(cfg, classes, input_type, raw, precision, hashed, digest)
+    return model, Metadata(cfg, classes, input_type, raw, precision, weights_sha256(model.state_dict()), digest)
 
 
 def _check(
@@ -193,6 +190,8 @@ def _check(
         raise ConfigError(f"format: {unknown_format(format, FORMATS)}")
     if input_type not in get_args(InputType):
         raise ConfigError(f"input_type: expected one of {', '.join(get_args(InputType))}, got {input_type!r}")
+    if not isinstance(half, bool):
+        raise ConfigError(f"half: expected True or False, got {half!r}")
     if int8 and half:
         raise ConfigError("half, int8: a file has one precision, got both")
     if int8 and format not in INT8:

@@ -361,6 +361,8 @@ def test_chance_among_queries_is_not_held_against_a_file(folder: Path, model: Ne
 def test_an_unknown_input_is_one_sentence(folder: Path) -> None:
     with pytest.raises(ConfigError, match=message("expected", "input_type", "uint8", "float", "'float32'")):
         export_model(folder / "model.pth", input_type="float32")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=message("expected", "half", "True", "False", "'auto'")):
+        export_model(folder / "model.pth", half="auto")  # type: ignore[arg-type]
 
 
 def test_a_query_more_or_less_is_not_held_against_float16(folder: Path, model: Network) -> None:
