@@ -254,7 +254,7 @@ class RTDETRv3:
             raise ConfigError("train(): leave torch.autocast first; the key train.precision sets the precision")
         from_file = None if resume is None else path_of("resume", resume)
         given = settings if epochs is None else {"epochs": epochs, **settings}
-        # that of an earlier run would end this one sooner
+        # max_iterations of an earlier run would end this one sooner
         first = [] if epochs is None or from_file is not None else ["train.max_iterations=0"]
         base = load_checkpoint(from_file)["config"] if from_file is not None else without_custom(self.cfg, self.weights)
         updates = [*data_updates(data), *first, *keyword_updates(given)]
