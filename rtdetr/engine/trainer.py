@@ -39,7 +39,6 @@ from rtdetr.engine.step import BatchPosition
 from rtdetr.engine.step_checks import StepChecks, StepRecord
 from rtdetr.engine.unreadable import Unreadable
 from rtdetr.losses.criterion import build_criterion
-from rtdetr.models.denoising import Draws
 from rtdetr.models.rtdetrv3 import build_model
 from rtdetr.ops.kernels import using
 from rtdetr.types import Batch
@@ -51,9 +50,9 @@ from rtdetr.wording import counted
 class Trainer:
     """A training run on one device, or the part of it in this process.
 
-    resume: checkpoint of a run to resume; tuning: weight file to start from; draws: replayed random numbers;
-    signals: the StopSignal used during setup; callbacks: receive the events of the run;
-    augment: the function that cfg.data.augment.custom names, if already imported.
+    resume: checkpoint of a run to resume; tuning: weight file to start from; signals: the StopSignal used during
+    setup; callbacks: receive the events of the run; augment: the function that cfg.data.augment.custom names, if
+    already imported.
     Raises ConfigError, DataError or CheckpointError if the run cannot start.
     """
 
@@ -64,7 +63,6 @@ class Trainer:
         device: torch.device,
         resume: Path | None = None,
         tuning: Path | None = None,
-        draws: Draws | None = None,
         signals: StopSignal | None = None,
         callbacks: Sequence[Callback] = (),
         augment: Any = None,
@@ -104,9 +102,8 @@ class Trainer:
         self.total_iterations, self.signals = self.state.total_iterations, signals or StopSignal()
         self.update = OptimizerStep(self.state, device)
         criterion, left = build_criterion(cfg, len(self.classes)), self.total_iterations - self.state.iteration
-        self.step, self.graphs, self.why_not_compiled = accelerate(
-            cfg, network, criterion, device, left, self.update.scale, draws
-        )
+        accelerated = accelerate(cfg, network, criterion, device, left, self.update.scale)
+        self.step, self.graphs, self.why_not_compiled = accelerated
         self.advise = True
         self.checks, self.unreadable = StepChecks(self.state, output_dir, device), Unreadable(self.state)
         self.log = TrainingLog(self.state, output_dir, device, self.train_loader, self.listeners)

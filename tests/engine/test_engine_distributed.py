@@ -42,7 +42,8 @@ def config_of(data: Path) -> Config:
 
 def train(cfg: Config, folder: Path, start: int, stop: int) -> Trainer:
     """Three steps on images start..stop-1 of the global batches, with stored batch-norm statistics."""
-    trainer = Trainer(cfg, folder, torch.device("cpu"), draws=PartialDraws(start, stop, 4))
+    trainer = Trainer(cfg, folder, torch.device("cpu"))
+    trainer.model.forward = partial(trainer.model.forward, draws=PartialDraws(start, stop, 4))
     trainer.model.train()
     for module in trainer.model.modules():
         if isinstance(module, nn.BatchNorm2d):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +18,6 @@ from rtdetr.engine.acceleration.graphs import StepGraphs, why_not_capture
 from rtdetr.engine.acceleration.mixed_precision import autocast_type, cast_together, hand_over
 from rtdetr.engine.step import BatchPosition, Losses, Step, training_step
 from rtdetr.losses.criterion import Criterion
-from rtdetr.models.denoising import Draws
 from rtdetr.models.rtdetrv3 import Network
 from rtdetr.types import Targets
 
@@ -31,27 +29,25 @@ def accelerate(
     device: torch.device,
     iterations: int,
     scale: Callable[[Tensor], Tensor],
-    draws: Draws | None = None,
 ) -> tuple[Step, StepGraphs | None, str | None]:
     """Wraps `training_step` as configured: in CUDA graphs or DistributedDataParallel, compiled or with weights cast
     together, or not at all. Returns the step, its CUDA graphs if it has any, and why it is not compiled if it is not.
 
-    The model must be on `device` in its final form. iterations: those left in the run; scale: see training_step; draws:
-    replayed random numbers. Raises ConfigError if the step cannot run as configured.
+    The model must be on `device` in its final form. iterations: those left in the run; scale: see training_step.
+    Raises ConfigError if the step cannot run as configured.
     """
     dtype = autocast_type(device, cfg.train.precision)
     plain = partial(training_step, criterion=criterion, dtype=dtype, scale=scale)
-    options: dict[str, Any] = {} if draws is None else {"draws": draws}
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     captured = why_not_capture(cfg.train, device, cfg.kernels) is None
     parallel = distributed.world_size() > 1 and not captured
     gradients = GradientBuffer(parameters) if captured else None
-    step: Step = partial(plain, partial(model, **options) if options else model)
+    step: Step = partial(plain, model)
     if captured:
         distributed.take_from_main(model.state_dict().values())
     elif parallel:
         together = DistributedDataParallel(model, gradient_as_bucket_view=True)
-        step = averaged_last(partial(plain, partial(together, **options)), together)
+        step = averaged_last(partial(plain, together), together)
     sizes = len(set(cfg.data.augment.batch_sizes))
     why_not_compiled = why_not_compile(cfg.train, device, iterations, sizes, cfg.kernels)
     if why_not_compiled is None:
@@ -60,7 +56,7 @@ def accelerate(
     by_autocast = cfg.kernels == "plain" or why_not_compiled is None or cfg.train.checkpoint_activations
     if dtype is not None and device.type == "cuda" and not parallel and not by_autocast:
         gather = partial(hand_over, parameters) if gradients is None else gradients.collect
-        step = cast_together(plain, model, dtype, gather, options)
+        step = cast_together(plain, model, dtype, gather)
     elif gradients is not None:
         step = gradients.behind(step)
     graphs = None

@@ -53,28 +53,24 @@ def copies_in(dtype: torch.dtype, model: nn.Module) -> dict[nn.Parameter, Tensor
     return {each: copy.requires_grad_(each.requires_grad) for each, copy in zip(parameters, copies)}
 
 
-def call_cast(model: nn.Module, copies: dict[nn.Parameter, Tensor], *arguments: Any, **options: Any) -> Any:
-    """Calls model(*arguments, **options) with `copies` in place of parameters."""
+def call_cast(model: nn.Module, copies: dict[nn.Parameter, Tensor], *arguments: Any) -> Any:
+    """Calls model(*arguments) with `copies` in place of parameters."""
     weights = {name: copies[each] for name, each in cast_by_autocast(model).items()}
-    return functional_call(model, weights, arguments, options)
+    return functional_call(model, weights, arguments)
 
 
 def cast_together(
-    step: Callable[..., Losses],
-    model: nn.Module,
-    dtype: torch.dtype,
-    gather: Callable[[Sequence[Tensor]], None],
-    options: dict[str, Any],
+    step: Callable[..., Losses], model: nn.Module, dtype: torch.dtype, gather: Callable[[Sequence[Tensor]], None]
 ) -> Step:
     """Wraps `step(model, images, targets, position)` so that the weights of the model are cast beforehand.
 
-    gather: moves the gradients of the copies, or of uncast parameters, to the parameters. options: of the model.
+    gather: moves the gradients of the copies, or of uncast parameters, to the parameters.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
     def cast(images: Tensor, targets: Targets, position: BatchPosition) -> Losses:
         copies = copies_in(dtype, model)
-        losses = step(partial(call_cast, model, copies, **options), images, targets, position)
+        losses = step(partial(call_cast, model, copies), images, targets, position)
         gather([copies.get(each, each) for each in parameters])
         return losses
 
