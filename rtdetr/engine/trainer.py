@@ -201,17 +201,14 @@ class Trainer:
             if state.iteration == 0:
                 self.log.show_batch(batches[0])
             unfinished.append(self.train_step(batches))
-            while len(unfinished) > self.checks.lag:
-                self._finish(unfinished.pop(0))
+            self._finish(unfinished, but=self.checks.lag)
             state.start_batch += len(batches)
             if self._stopping() or state.iteration >= self.total_iterations:
                 break
             if state.start_batch < len(self.train_loader) and self.saver.due():
-                while unfinished:  # a state is saved after its losses have been checked
-                    self._finish(unfinished.pop(0))
+                self._finish(unfinished)  # a state is saved after its losses have been checked
                 self.saver.save(background=True)
-        for record in unfinished:
-            self._finish(record)
+        self._finish(unfinished)
         if state.start_batch < len(self.train_loader) and state.iteration < self.total_iterations:
             return  # stopped in the middle
         if state.start_batch >= len(self.train_loader):
@@ -224,28 +221,27 @@ class Trainer:
         if state.evaluation_due and not self._stopping():
             self._evaluate()
 
-    def _finish(self, record: StepRecord) -> None:
-        """Checks and logs a step."""
-        values = self.checks.check(record) if record.names else {}
-        self.unreadable.count(record.batches)
-        self.log.show(record, values, self.unreadable.replaced)
+    def _finish(self, unfinished: list[StepRecord], but: int = 0) -> None:
+        """Checks and logs these steps, but for the last ones, and removes them from the list."""
+        while len(unfinished) > but:
+            record = unfinished.pop(0)
+            values = self.checks.check(record) if record.names else {}
+            self.unreadable.count(record.batches)
+            self.log.show(record, values, self.unreadable.replaced)
 
     def train_step(self, batches: list[Batch]) -> StepRecord:
         """Runs one optimiser step on `batches` together; a failed step that may be skipped changes no weights."""
         with using(self.cfg.kernels):
             if self.cfg.train.max_skips == 0:
                 return self._step(batches)
-            return self._step_or_skip(batches)
-
-    def _step_or_skip(self, batches: list[Batch]) -> StepRecord:
-        buffers = [buffer.clone() for buffer in self.model.buffers()]  # batch norm has updated its statistics
-        try:
-            return self._step(batches)
-        except StepFailed as error:
-            record = self.checks.skip(error, batches)
-        torch._foreach_copy_([*self.model.buffers()], buffers)
-        self.state.iteration += 1
-        return record
+            buffers = [buffer.clone() for buffer in self.model.buffers()]  # batch norm updates its statistics
+            try:
+                return self._step(batches)
+            except StepFailed as error:
+                record = self.checks.skip(error, batches)
+            torch._foreach_copy_([*self.model.buffers()], buffers)
+            self.state.iteration += 1
+            return record
 
     def _step(self, batches: list[Batch]) -> StepRecord:
         """Clears the gradients, adds those of each batch, clips them, and updates the weights. `self.step` is
