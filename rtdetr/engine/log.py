@@ -47,8 +47,7 @@ class TrainingLog:
     ) -> None:
         self.state, self.output_dir, self.device, self.loader = state, output_dir, device, loader
         self.listeners = listeners
-        self._logged = (time.perf_counter(), 0)  # time of the last row, and images since
-        self._waited = 0.0  # total seconds spent waiting for data at that time
+        self.restart_clock()
         self._log_waits = False
         self._bar: tqdm[Any] | None = None
         self._metrics: MetricsLog | None = None
@@ -82,26 +81,24 @@ class TrainingLog:
         )
 
     def close(self) -> None:
-        if self._bar is not None and self._metrics is not None:
+        if self._bar is not None:
             self._bar.close()
 
     def restart_clock(self) -> None:
         """Starts counting images per second and the time spent waiting for data."""
-        self._logged, self._waited = (time.perf_counter(), 0), self.loader.seconds_waited
+        self._since, self._images, self._waited = time.perf_counter(), 0, self.loader.seconds_waited
 
     def show(self, record: StepRecord, values: Mapping[str, float], unreadable: int) -> None:
         """values: losses by name, empty for a skipped step; unreadable: images so far."""
-        since, images = self._logged
-        images += sum(len(batch.infos) for batch in record.batches) * distributed.world_size()
-        self._logged = (since, images)
-        if self._bar is None or self._metrics is None:
+        self._images += sum(len(batch.infos) for batch in record.batches) * distributed.world_size()
+        if self._bar is None:
             return
         self._bar.update()
         between = (record.iteration + 1) % self.state.cfg.train.log_every and record.iteration
         if between or not values:
             return
-        seconds = time.perf_counter() - since
-        speed, data_wait = images / seconds, (self.loader.seconds_waited - self._waited) / seconds
+        seconds = time.perf_counter() - self._since
+        speed, data_wait = self._images / seconds, (self.loader.seconds_waited - self._waited) / seconds
         self.restart_clock()
         if self.device.type == "cuda":
             memory = torch.cuda.max_memory_reserved(self.device) / 2**30

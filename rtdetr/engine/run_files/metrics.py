@@ -69,17 +69,9 @@ class MetricsLog:
         row: Row = {"kind": kind, "iteration": iteration, "epoch": epoch}
         row |= {short_name(name): "" if value is None else f"{value:.6g}" for name, value in values.items()}
         self._waiting.append(row)
-        self._append()
-
-    def _append(self) -> None:
-        before = list(self.columns)
-        new = [name for row in self._waiting for name in row if name not in before]
+        new = [name for row in self._waiting for name in row if name not in self.columns]
         if new or not self.path.is_file():  # the user may have moved it
-            try:
-                self._rewrite(read_rows(self.path), new)
-            except OSError:
-                self.columns = before
-                raise
+            self._rewrite(read_rows(self.path), new)
         size = self.path.stat().st_size
         try:
             with open(self.path, "a", newline="", encoding="utf-8") as file:
@@ -90,15 +82,14 @@ class MetricsLog:
         self._waiting.clear()
 
     def _rewrite(self, rows: list[Row], new_columns: list[str]) -> None:
-        if rows:
-            self.columns = list(rows[0])
-        self.columns += [name for name in new_columns if name not in self.columns]
-        if not self.columns:
+        columns = list(dict.fromkeys([*(rows[0] if rows else self.columns), *new_columns]))
+        if not columns:
             return
         with atomic_write(self.path) as beside, open(beside, "w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, self.columns)
+            writer = csv.DictWriter(file, columns)
             writer.writeheader()
             writer.writerows(rows)
+        self.columns = columns
 
 
 def read_rows(path: Path) -> list[Row]:
