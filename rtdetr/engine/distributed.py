@@ -36,11 +36,6 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
-def num_launched() -> int:
-    """Number of processes that torchrun started, also valid before the process group exists."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
 def is_main() -> bool:
     return rank() == 0
 
@@ -59,7 +54,7 @@ def process_group(device: str, training: bool = False) -> Iterator[torch.device]
         if training:
             let_memory_grow()
         torch.cuda.set_device(chosen)
-    if num_launched() == 1 or dist.is_initialized():
+    if os.environ.get("WORLD_SIZE", "1") == "1" or dist.is_initialized():
         yield chosen
         return
     store, number, count = next(dist.rendezvous("env://"))

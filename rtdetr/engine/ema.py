@@ -6,7 +6,7 @@ import copy
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from rtdetr.config import EmaConfig, settled
@@ -26,9 +26,8 @@ class ModelEma:
         for tensor in (*self.model.parameters(), *self.model.buffers()):
             if tensor.dtype in (torch.float16, torch.bfloat16):  # 1 - decay is below their resolution
                 tensor.data = tensor.data.float()
-        names = _averaged_names(model)
-        self._averaged = _select(self.model, names)
-        self._source = _select(model, names)
+        average, source, names = self.model.state_dict(), model.state_dict(), _averaged_names(model)
+        self._averaged, self._source = [average[name] for name in names], [source[name] for name in names]
         self._copied = [buffer for buffer in self.model.buffers() if not buffer.is_floating_point()]
         self._copied_source = [buffer for buffer in model.buffers() if not buffer.is_floating_point()]
 
@@ -55,8 +54,3 @@ def _averaged_names(model: nn.Module) -> list[str]:
         if isinstance(module, _BatchNorm) and module.track_running_stats:
             names += [f"{prefix}.running_mean", f"{prefix}.running_var"]
     return names
-
-
-def _select(model: nn.Module, names: list[str]) -> list[Tensor]:
-    tensors: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return [tensors[name].detach() for name in names]

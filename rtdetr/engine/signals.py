@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from rtdetr.wording import signal_name
 
@@ -33,18 +33,14 @@ class StopSignal:
 
         return next((number for number in distributed.gather_objects(self.received) if number is not None), None)
 
-    @contextmanager
-    def setting_up(self) -> Iterator[None]:
+    def setting_up(self) -> AbstractContextManager[None]:
         """Context manager: inside, a signal ends the program with one line and exit code 128 + n. One of several
         processes continues instead until all of them can stop together; otherwise the others would hang or fail."""
-        with self._handling(os.environ.get("WORLD_SIZE", "1") != "1", "stopping when everything is set up"):
-            yield
+        return self._handling(os.environ.get("WORLD_SIZE", "1") != "1", "stopping when everything is set up")
 
-    @contextmanager
-    def listening(self, promise: str = "") -> Iterator[None]:
+    def listening(self, promise: str = "") -> AbstractContextManager[None]:
         """Context manager: a signal is recorded, and `promise`, if given, is printed: "stopping after this step"."""
-        with self._handling(True, promise):
-            yield
+        return self._handling(True, promise)
 
     @contextmanager
     def _handling(self, remembers: bool, promise: str) -> Iterator[None]:
