@@ -8,20 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rtdetr.data.classes import DataError, shown, some
+from rtdetr.data.formats import named
 from rtdetr.data.formats.document import CocoDocument
-from rtdetr.data.formats.named import (
-    TURNED,
-    NamedBox,
-    NamedImage,
-    around,
-    class_names,
-    document_of,
-    is_class_name,
-    number_of,
-    numbers_of,
-    size_of,
-    turned,
-)
+from rtdetr.data.formats.named import NamedBox, NamedImage
 from rtdetr.data.formats.records import POLYGONS, SPLITS, BadRecord, Corners, DataSource, Problems, head_of, read_bytes
 from rtdetr.data.formats.xml import Node, parse_xml
 
@@ -78,7 +67,7 @@ def read_cvat(subsets: Mapping[str, str], source: DataSource, problems: Problems
         if not subset or node.attributes.get("subset") == subset:
             with problems.reported(path, node.line):
                 images.append(_image(path, node, problems))
-    return document_of(images, _labels(root) or class_names(path.parent, images), problems)
+    return named.document_of(images, _labels(root) or named.class_names(path.parent, images), problems)
 
 
 def _labels(root: Node) -> list[str]:
@@ -94,7 +83,7 @@ def _labels(root: Node) -> list[str]:
 
 def _image(path: Path, node: Node, problems: Problems) -> NamedImage:
     height, width = (_parsed(node.attributes[key]) if key in node.attributes else None for key in ("height", "width"))
-    size = size_of(height, width)
+    size = named.size_of(height, width)
     boxes: list[NamedBox] = []
     for child in node.children:
         if child.tag in WITHOUT_BOX:
@@ -110,7 +99,7 @@ def _box(node: Node, counted: Counter[str]) -> NamedBox:
     name = node.attributes.get("label")
     if node.tag not in (*SIDES, "polygon"):
         raise BadRecord("box_box", f"expected <box>, <polygon>, <ellipse> or <mask>, got <{node.tag}>")
-    if name is None or not is_class_name(name):
+    if name is None or not named.is_class_name(name):
         raise BadRecord("box_class", f"<{node.tag}> needs a class as `label`, got {shown(node.attributes)}")
     corners = _corners(node, counted)
     if corners is None:
@@ -122,10 +111,10 @@ def _box(node: Node, counted: Counter[str]) -> NamedBox:
 def _corners(node: Node, counted: Counter[str]) -> Corners | None:
     if node.tag == "polygon":
         counted[POLYGONS] += 1
-        pairs = [numbers_of(map(_parsed, pair.split(","))) for pair in node.attributes.get("points", "").split(";")]
-        points = [(pair[0], pair[1]) for pair in pairs if pair is not None and len(pair) == 2]
-        return around(points) if len(points) == len(pairs) >= 3 else None
-    numbers = numbers_of(_number(node, key) for key in SIDES[node.tag])
+        pairs = node.attributes.get("points", "").split(";")
+        points = named.points_of([[_parsed(each) for each in pair.split(",")] for pair in pairs])
+        return None if points is None or len(points) < 3 else named.around(points)
+    numbers = named.numbers_of(_number(node, key) for key in SIDES[node.tag])
     rotation = _number(node, "rotation") if "rotation" in node.attributes else 0.0
     if numbers is None or rotation is None:
         return None
@@ -136,12 +125,12 @@ def _corners(node: Node, counted: Counter[str]) -> Corners | None:
         c, d = a + c, b + d
     if rotation == 0:
         return a, b, c, d
-    counted[TURNED] += 1
-    return turned((a, b, c, d), rotation, ((a + c) / 2, (b + d) / 2))
+    counted[named.TURNED] += 1
+    return named.turned((a, b, c, d), rotation, ((a + c) / 2, (b + d) / 2))
 
 
 def _number(node: Node, key: str) -> float | None:
-    return number_of(_parsed(node.attributes.get(key, "")))
+    return named.number_of(_parsed(node.attributes.get(key, "")))
 
 
 def _parsed(text: str) -> float | str:

@@ -12,23 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from rtdetr.data.classes import DataError, shown
+from rtdetr.data.formats import named
 from rtdetr.data.formats.document import CocoDocument
 from rtdetr.data.formats.json_lists import one_object
-from rtdetr.data.formats.named import (
-    NO_CLASSES,
-    NamedBox,
-    NamedImage,
-    as_list,
-    class_names,
-    document_of,
-    is_class_name,
-    is_file_name,
-    names_given,
-    numbers_of,
-    record,
-    section,
-    size_of,
-)
+from rtdetr.data.formats.named import NamedBox, NamedImage
 from rtdetr.data.formats.records import BadRecord, DataSource, Problems, read_bytes, split_folders
 from rtdetr.data.formats.yolo import MOST_CLASSES
 from rtdetr.data.image_files import stays_in
@@ -65,9 +52,9 @@ def read_image_folder(sets: Mapping[str, Path], source: DataSource, problems: Pr
     everything = [image for images in rows.values() for image in images]
     numbers = [box.number for image in everything for box in image.boxes if box.number is not None]
     if not numbers:
-        return document_of(rows[source.split], class_names(_root(source.path), everything), problems)
-    names = names_given(_root(source.path), NO_CLASSES) or [f"class{i}" for i in range(max(numbers) + 1)]
-    return document_of(rows[source.split], names, problems, first_id=0)
+        return named.document_of(rows[source.split], named.class_names(_root(source.path), everything), problems)
+    names = named.names_given(_root(source.path), named.NO_CLASSES) or [f"class{i}" for i in range(max(numbers) + 1)]
+    return named.document_of(rows[source.split], names, problems, first_id=0)
 
 
 def _read(path: Path, problems: Problems, max_megapixels: float) -> list[NamedImage]:
@@ -86,11 +73,11 @@ def _image(path: Path, number: int, line: bytes, problems: Problems, max_megapix
         given = json.loads(line.decode(), object_pairs_hook=one_object)
     except (ValueError, RecursionError) as error:
         raise BadRecord("image_file", f"not valid JSON ({error})") from error
-    row = record(given, "image")
+    row = named.record(given, "image")
     name = row.get("file_name")
-    if not isinstance(name, str) or not is_file_name(name):
+    if not isinstance(name, str) or not named.is_file_name(name):
         raise BadRecord("image_image", f"expected the name of an image file as `file_name`, got {shown(name)}")
-    size = size_of(row.get("height"), row.get("width"))
+    size = named.size_of(row.get("height"), row.get("width"))
     objects = row.get("objects", ())
     boxes, classes = _objects(objects)
     if boxes is None or classes is None or len(boxes) != len(classes):
@@ -111,10 +98,10 @@ def _image(path: Path, number: int, line: bytes, problems: Problems, max_megapix
 
 def _box(box: object, own: object, place: str, line: int) -> NamedBox:
     """The box with its own class. Raises BadRecord."""
-    numbers = numbers_of(as_list(box))
+    numbers = named.numbers_of(named.as_list(box))
     if numbers is None or len(numbers) != 4:
         raise BadRecord("box_numbers", f"expected x, y, width and height, got {shown(box)}")
-    if not (is_class_name(own) or (type(own) is int and 0 <= own < MOST_CLASSES)):
+    if not (named.is_class_name(own) or (type(own) is int and 0 <= own < MOST_CLASSES)):
         raise BadRecord("box_class", f"expected a class, as a name or a number, got {shown(own)}")
     x, y, width, height = numbers
     return NamedBox(place, line, str(own), (x, y, x + width, y + height), own if isinstance(own, int) else None)
@@ -125,10 +112,10 @@ def _objects(objects: object) -> tuple[list[Any] | None, list[Any] | None]:
     if objects in (None, [], {}):
         return [], []
     if isinstance(objects, list):
-        rows = [section(each) for each in objects]
+        rows = [named.section(each) for each in objects]
         key = next((key for key in CLASS_KEYS if key in rows[0]), "")
         return [each.get("bbox") for each in rows], [each.get(key) for each in rows]
-    columns = section(objects)
+    columns = named.section(objects)
     key = next((key for key in CLASS_KEYS if key in columns), "")
     boxes, classes = columns.get("bbox"), columns.get(key)
     return boxes if isinstance(boxes, list) else None, classes if isinstance(classes, list) else None

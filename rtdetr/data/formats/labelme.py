@@ -8,22 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path, PureWindowsPath
 
 from rtdetr.data.classes import shown
+from rtdetr.data.formats import named
 from rtdetr.data.formats.document import CocoDocument
-from rtdetr.data.formats.named import (
-    TURNED,
-    NamedBox,
-    NamedImage,
-    around,
-    as_list,
-    class_names,
-    document_of,
-    is_class_name,
-    points_of,
-    read_json,
-    record,
-    section,
-    size_of,
-)
+from rtdetr.data.formats.named import NamedBox, NamedImage
 from rtdetr.data.formats.records import IMAGE_SUFFIXES, POLYGONS, BadRecord, DataSource, Problems, split_folders, walk
 from rtdetr.data.image_files import Folders
 
@@ -31,7 +18,7 @@ MOST_BYTES = 200_000_000  # including an embedded image
 HEAD = 2_000_000  # bytes at either end of a file that are searched for its keys
 FEW = 5  # files that are checked to recognise a folder
 POINTS = {"rectangle": 2, "polygon": 3, "circle": 2, "mask": 2, "rotation": 3}  # minimum number of points
-BOUNDED = {"polygon": POLYGONS, "rotation": TURNED}  # counted, as only the boxes around them are used
+BOUNDED = {"polygon": POLYGONS, "rotation": named.TURNED}  # counted, as only the boxes around them are used
 WITHOUT_BOX = ("point", "points", "line", "linestrip")
 
 
@@ -71,18 +58,18 @@ def read_labelme(sets: Mapping[str, Path], source: DataSource, problems: Problem
                 with own.reported(path):
                     found[name].append(_read(path, present, own))
     everything = [image for images in found.values() for image in images]
-    return document_of(found[source.split], class_names(source.path, everything), problems)
+    return named.document_of(found[source.split], named.class_names(source.path, everything), problems)
 
 
 def _read(path: Path, present: Folders, problems: Problems) -> NamedImage:
-    content = record(read_json(path, MOST_BYTES), "image")
+    content = named.record(named.read_json(path, MOST_BYTES), "image")
     shapes, name = content.get("shapes"), content.get("imagePath")
     if not isinstance(shapes, list) or not isinstance(name, str):
         raise BadRecord("image_file", "expected a list of `shapes` and an `imagePath`, as LabelMe writes them")
-    size = size_of(content.get("imageHeight"), content.get("imageWidth"))
+    size = named.size_of(content.get("imageHeight"), content.get("imageWidth"))
     boxes: list[NamedBox] = []
     for number, shape in enumerate(shapes, start=1):
-        if section(shape).get("shape_type") in WITHOUT_BOX:
+        if named.section(shape).get("shape_type") in WITHOUT_BOX:
             problems.counted["shapes without a box (points, lines) left out"] += 1
             continue
         place = f"shape {number}: "
@@ -102,13 +89,13 @@ def _image_of(path: Path, written: str, present: Folders) -> str:
 
 def _box(given: object, place: str, counted: Counter[str]) -> NamedBox:
     """The box of a shape. Raises BadRecord."""
-    shape = record(given, "box")
+    shape = named.record(given, "box")
     kind, name = shape.get("shape_type", "polygon"), shape.get("label")  # old files have no type
     if not isinstance(kind, str) or kind not in POINTS:
         raise BadRecord("box_box", f"expected a shape_type of {', '.join(POINTS)}, got {shown(given)}")
-    if not is_class_name(name):
+    if not named.is_class_name(name):
         raise BadRecord("box_class", f"expected a class as `label`, got {shown(given)}")
-    points = points_of(as_list(shape.get("points")))
+    points = named.points_of(named.as_list(shape.get("points")))
     if points is None or len(points) < POINTS[kind]:
         wanted = f"{POINTS[kind]} or more `points` of two numbers"
         raise BadRecord("box_numbers", f"a {kind} needs {wanted}, got {shown(given)}")
@@ -118,4 +105,4 @@ def _box(given: object, place: str, counted: Counter[str]) -> NamedBox:
         points = [(x - radius, y - radius), (x + radius, y + radius)]
     if kind in BOUNDED:
         counted[BOUNDED[kind]] += 1
-    return NamedBox(place, 0, str(name), around(points))
+    return NamedBox(place, 0, str(name), named.around(points))

@@ -10,24 +10,9 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from rtdetr.data.classes import DataError, shown
+from rtdetr.data.formats import named
 from rtdetr.data.formats.document import CocoDocument
-from rtdetr.data.formats.named import (
-    TURNED,
-    NamedBox,
-    NamedImage,
-    around,
-    class_names,
-    document_of,
-    is_class_name,
-    number_of,
-    numbers_of,
-    points_of,
-    read_json,
-    record,
-    section,
-    size_of,
-    turned,
-)
+from rtdetr.data.formats.named import NamedBox, NamedImage
 from rtdetr.data.formats.records import IMAGE_SUFFIXES, POLYGONS, BadRecord, Corners, Problems, head_of, to_pixels
 from rtdetr.data.image_files import Folders
 
@@ -47,30 +32,30 @@ def is_labelstudio(path: Path) -> bool:
 def read_labelstudio(path: Path, groups: Sequence[Sequence[Path]], problems: Problems) -> CocoDocument:
     """Reads of each task the annotation marked as ground truth, else the last one submitted. Tasks without annotations
     are left out. groups: candidates for the image folder, likely ones in the first group."""
-    tasks = read_json(path, MOST_BYTES)
+    tasks = named.read_json(path, MOST_BYTES)
     if not isinstance(tasks, list):
         raise DataError(f"{path}: expected a list of tasks, as Label Studio exports JSON, got {shown(tasks)}")
     images: list[NamedImage] = []
     for number, task in enumerate(tasks, start=1):
-        place = f"task {shown(section(task).get('id'))} (entry {number}): "
+        place = f"task {shown(named.section(task).get('id'))} (entry {number}): "
         with problems.reported(path, where=place):
             images += _task(path, place, task, problems)
     present = _folder(images, groups)
     if present is not None:
         images = [each._replace(file_name=_in_folder(each.file_name, present)) for each in images]
-    return document_of(images, class_names(path.parent, images), problems)
+    return named.document_of(images, named.class_names(path.parent, images), problems)
 
 
 def _task(path: Path, place: str, task: Any, problems: Problems) -> Iterator[NamedImage]:
     """Yields the image of a task, unless it has no annotation. Raises BadRecord."""
-    own = record(task, "image")
-    data, annotations = record(own.get("data"), "image"), own.get("annotations")
+    own = named.record(task, "image")
+    data, annotations = named.record(own.get("data"), "image"), own.get("annotations")
     if not data or not isinstance(annotations, list):
         raise BadRecord("image_file", f"needs `data` and a list of `annotations`, got {shown(task)}")
     source = _image_of(data)
     if source is None:
         raise BadRecord("image_image", f"no value of `data` names an image file, got {shown(data)}")
-    submitted = [each for each in map(section, annotations) if not each.get("was_cancelled")]
+    submitted = [each for each in map(named.section, annotations) if not each.get("was_cancelled")]
     if not submitted:
         problems.counted["tasks without an annotation left out"] += 1
         return
@@ -78,9 +63,9 @@ def _task(path: Path, place: str, task: Any, problems: Problems) -> Iterator[Nam
     chosen = next((each for each in submitted if each.get("ground_truth") is True), submitted[-1])
     if not isinstance(chosen.get("result"), list):
         raise BadRecord("image_file", f"its annotation needs a list as `result`, got {shown(chosen)}")
-    regions = [section(each) for each in chosen["result"]]
+    regions = [named.section(each) for each in chosen["result"]]
     sizes = {
-        size_of(each.get("original_height"), each.get("original_width"))
+        named.size_of(each.get("original_height"), each.get("original_width"))
         for each in regions
         if each.get("type") in SHAPES and "original_width" in each
     }
@@ -90,7 +75,7 @@ def _task(path: Path, place: str, task: Any, problems: Problems) -> Iterator[Nam
     size = sizes.pop() if sizes else (0, 0)
     boxes: list[NamedBox] = []
     for number, region in enumerate(chosen["result"], start=1):
-        kind = section(region).get("type")
+        kind = named.section(region).get("type")
         if isinstance(kind, str) and kind not in SHAPES:
             problems.counted["regions of other types left out"] += 1
             continue
@@ -120,12 +105,12 @@ def _path_in(url: str) -> str:
 
 def _box(given: object, size: tuple[int, int], where: str, counted: Counter[str]) -> NamedBox:
     """The box of a region. Raises BadRecord."""
-    region = record(given, "box")
-    kind, value = region.get("type"), record(region.get("value"), "box")
+    region = named.record(given, "box")
+    kind, value = region.get("type"), named.record(region.get("value"), "box")
     if not isinstance(kind, str):
         raise BadRecord("box_box", f"expected a region with a `type`, got {shown(given)}")
     names = value.get(kind)
-    if not isinstance(names, list) or len(names) != 1 or not is_class_name(names[0]):
+    if not isinstance(names, list) or len(names) != 1 or not named.is_class_name(names[0]):
         raise BadRecord("box_class", f"expected one class in `{kind}`, got {shown(given)}")
     if region.get("image_rotation") not in (None, 0):
         what = "the image was rotated in Label Studio (`image_rotation`); rotate the file instead"
@@ -141,17 +126,17 @@ def _box(given: object, size: tuple[int, int], where: str, counted: Counter[str]
 
 
 def _corners(kind: str, value: dict[str, Any], size: tuple[int, int], counted: Counter[str]) -> Corners | None:
-    rotation = number_of(value.get("rotation", 0))
+    rotation = named.number_of(value.get("rotation", 0))
     keys = {POLYGON: (), ELLIPSE: ("x", "y", "radiusX", "radiusY")}.get(kind, ("x", "y", "width", "height"))
-    numbers = numbers_of(value.get(key) for key in keys)
+    numbers = named.numbers_of(value.get(key) for key in keys)
     if rotation is None or numbers is None:
         return None
     if kind == POLYGON:
-        points = points_of(value.get("points"))
+        points = named.points_of(value.get("points"))
         if points is None or len(points) < 3:
             return None
         counted[POLYGONS] += 1
-        x1, y1, x2, y2 = around(points)
+        x1, y1, x2, y2 = named.around(points)
     elif kind == ELLIPSE:
         x, y, across, down = numbers
         x1, y1, x2, y2 = x - across, y - down, x + across, y + down
@@ -160,9 +145,9 @@ def _corners(kind: str, value: dict[str, Any], size: tuple[int, int], counted: C
     box = to_pixels((x1 / 100, y1 / 100, x2 / 100, y2 / 100), size)
     if rotation == 0 or kind == POLYGON:
         return box
-    counted[TURNED] += 1
+    counted[named.TURNED] += 1
     centre = ((box[0] + box[2]) / 2, (box[1] + box[3]) / 2)
-    return turned(box, rotation, centre if kind == ELLIPSE else box[:2])
+    return named.turned(box, rotation, centre if kind == ELLIPSE else box[:2])
 
 
 def _folder(images: Sequence[NamedImage], groups: Sequence[Sequence[Path]]) -> Folders | None:
