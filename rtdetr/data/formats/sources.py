@@ -131,15 +131,16 @@ def not_read(path: str | Path) -> list[Path]:
     if not os.path.isdir(path):
         return []
     sources = list(find_sources(path).values())
-    roboflow = [each for names in SPLITS.values() for name in names if (each := path / name / ROBOFLOW).is_file()]
-    in_json = {"labelme", "huggingface"} & {sources[0].format}  # formats with other JSON files in their folder
-    found = {*roboflow} if in_json else {*_json_sets(path), *roboflow}
+    found = {each for names in SPLITS.values() for name in names if (each := path / name / ROBOFLOW).is_file()}
+    if sources[0].format == "labelme":
+        found.update(each for each in path.iterdir() if each.is_dir() and has_labelme(each))
+    elif sources[0].format == "huggingface":
+        found.update(each.parent for each in path.glob(f"*/{METADATA}") if each.is_file())
+    else:  # the JSON files of these two are no sets
+        found.update(_json_sets(path))
     if sources[0].format == "yolo":
         found.update(path / name for name in ANNOTATIONS if has_xml(path / name))
         found.update(_undeclared(path))
-    has_set = {"labelme": has_labelme, "huggingface": lambda folder: (folder / METADATA).is_file()}
-    if sources[0].format in has_set:
-        found.update(each for each in path.iterdir() if each.is_dir() and has_set[sources[0].format](each))
     return sorted(found - {each.path for each in sources} - {each.images for each in sources})
 
 

@@ -28,6 +28,7 @@ from rtdetr.data.formats.records import (
     head_of,
     read_bytes,
     read_lines,
+    split_folders,
     walk,
 )
 from rtdetr.data.formats.sidecar import read_sidecar
@@ -65,13 +66,9 @@ def find_voc(path: Path) -> VocFolder | None:
         lists = path / "ImageSets" / "Main"
         sets = {name: lists / f"{name}.txt" for name in (*SPLITS, "trainval") if (lists / f"{name}.txt").is_file()}
         return VocFolder(path, {name: folder._replace(list_file=file) for name, file in sets.items()} or {"": folder})
-    divided = {}
-    for split, names in SPLITS.items():
-        below_it = [found for name in names if (found := _one_folder(path / name)) is not None]
-        if below_it:
-            divided[split] = below_it[0]
-    if divided:
-        return VocFolder(path, divided)
+    divided = split_folders(path, lambda each: _one_folder(each) is not None)
+    if found := {split: folder for split, each in divided.items() if (folder := _one_folder(each)) is not None}:
+        return VocFolder(path, found)
     inside = sorted(each for each in path.glob("VOC*") if _one_folder(each)) if path.is_dir() else []
     if len(inside) > 1:
         raise DataError(f"{path}: holds several VOC folders, {some(map(str, inside))}; choose one")
