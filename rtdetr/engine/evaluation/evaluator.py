@@ -319,15 +319,11 @@ def _point(
 ) -> OperatingPoint:
     if given is None and not right.any():
         return NOWHERE
-    threshold = _best_threshold(scores, right, num_objects) if given is None else given
-    counted = scores >= threshold
+    if given is None:  # half-way between the last one that should count and the next: other hardware rounds differently
+        last, _ = best_f1(scores, right, num_objects)
+        given = (last + float(max(scores[scores < last], default=LOWEST))) / 2
+    counted = scores >= given
     hits, found = int(right[counted].sum()), int(counted.sum())
     precision = hits / found if found else math.nan
     recall = hits / num_objects if num_objects else math.nan
-    return OperatingPoint(threshold, precision, recall, 2 * hits / (found + num_objects) if num_objects else math.nan)
-
-
-def _best_threshold(scores: NDArray[np.float64], right: NDArray[np.bool_], num_objects: int) -> float:
-    """Half-way between the last detection that should count and the next one, as other hardware rounds differently."""
-    last, _ = best_f1(scores, right, num_objects)
-    return (last + float(max(scores[scores < last], default=LOWEST))) / 2
+    return OperatingPoint(given, precision, recall, 2 * hits / (found + num_objects) if num_objects else math.nan)

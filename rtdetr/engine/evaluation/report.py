@@ -53,10 +53,10 @@ figure img { display: block; border: 1px solid #ccc } .note { color: #666 }
 def write_report(path: Path, title: str, result: EvalResult, source: DetectionSet) -> None:
     """Writes the file. source: the evaluated set. Raises OSError, and DataError for an unreadable image."""
     truth = read_document(source.origin, limit=None)
-    sizes = {info.image_id: (info.height, info.width) for info in map(source.info, range(len(source)))}
+    sizes = {info.image_id: (info.height, info.width) for info in source.infos()}
     mistakes = find_mistakes(truth._replace(annotations=countable(truth, sizes)), result.detections)
     names = {each["id"]: each["name"] for each in truth.categories}
-    album = _Album(source, names)
+    kinds = [(kind, mistakes.counts[kind], text) for kind, text in KINDS.items()]
     parts = [
         _heading("Figures", "Those of `rtdetr eval`, to the digit; a dash where there is nothing to measure."),
         _table(
@@ -69,15 +69,15 @@ def write_report(path: Path, title: str, result: EvalResult, source: DetectionSe
         ),
         _svg(_curves(result)),
         _heading("Mistakes", _about(mistakes)),
-        _kinds(mistakes),
+        _table(("kind", "number", "what it is"), kinds, "words"),
         _heading("Confusion", "Objects by row, detections by column. The diagonal is right; `nothing` is background."),
         _confusion(mistakes, [names[each["id"]] for each in truth.categories]),
         _heading("Calibration", _about_scores(mistakes)),
         _svg(_reliability(mistakes)),
         _heading("Wrong detections", "The most certain ones. Red: the detection. Green: the object it has to do with."),
-        album.images(mistakes.wrong),
+        _album(mistakes.wrong, source, names),
         _heading("Missed objects", "The largest ones."),
-        album.images(mistakes.missed),
+        _album(mistakes.missed, source, names),
     ]
     page = f"<!doctype html>\n<html lang=en><meta charset=utf-8><title>{html.escape(title)}</title>"
     page += f"<style>{STYLE}</style>\n<h1>{html.escape(title)}</h1><p>{html.escape(source.summary())}</p>\n"
@@ -165,11 +165,6 @@ def _about_scores(mistakes: Mistakes) -> str:
     )
 
 
-def _kinds(mistakes: Mistakes) -> str:
-    rows = [(kind, mistakes.counts[kind], text) for kind, text in KINDS.items()]
-    return _table(("kind", "number", "what it is"), rows, "words")
-
-
 def _confusion(mistakes: Mistakes, names: list[str]) -> str:
     """Confusion matrix of all classes, or of those with the most confusions."""
     matrix = mistakes.confusion
@@ -191,28 +186,19 @@ def _confusion(mistakes: Mistakes, names: list[str]) -> str:
     return "<table class=matrix>" + "".join(f"<tr>{row}</tr>\n" for row in cells) + f"</table>{note}"
 
 
-class _Album:
+def _album(mistakes: Sequence[Mistake], source: DetectionSet, names: dict[int, str]) -> str:
     """Crops of the evaluated images."""
-
-    def __init__(self, source: DetectionSet, names: dict[int, str]) -> None:
-        self.source = source
-        self.names = names
-        self.index = {source.info(i).image_id: i for i in range(len(source))}
-
-    def images(self, mistakes: Sequence[Mistake]) -> str:
-        shown = [self._figure(each) for each in mistakes[:MOST_IMAGES]]
-        return f"<div class=images>{''.join(shown)}</div>" if shown else "<p>None.</p>"
-
-    def _figure(self, mistake: Mistake) -> str:
-        index = self.index[mistake.image_id]
-        name = html.escape(self.names[mistake.category_id])
-        score = f" {mistake.score:.3f}" if mistake.score else ""
-        file_name = html.escape(self.source.info(index).file_name)
-        data = base64.b64encode(_cut_out(self.source.image(index), mistake)).decode()
-        return (
-            f"<figure><img alt='{mistake.kind}: {name}' src='data:image/jpeg;base64,{data}'>"
-            f"<b>{mistake.kind}</b>: {name}{score}<br>{file_name}</figure>\n"
+    index = {info.image_id: i for i, info in enumerate(source.infos())}
+    shown = []
+    for each in mistakes[:MOST_IMAGES]:
+        image, file_name = index[each.image_id], html.escape(source.info(index[each.image_id]).file_name)
+        name, score = html.escape(names[each.category_id]), f" {each.score:.3f}" if each.score else ""
+        data = base64.b64encode(_cut_out(source.image(image), each)).decode()
+        shown.append(
+            f"<figure><img alt='{each.kind}: {name}' src='data:image/jpeg;base64,{data}'>"
+            f"<b>{each.kind}</b>: {name}{score}<br>{file_name}</figure>\n"
         )
+    return f"<div class=images>{''.join(shown)}</div>" if shown else "<p>None.</p>"
 
 
 def _cut_out(image: Image.Image, mistake: Mistake) -> bytes:

@@ -203,7 +203,9 @@ class MlflowLogger(RemoteLogger):
         return self._run
 
     def send(self, first: int, rows: Sequence[Row]) -> None:
-        there = self._steps_there({name for row in rows for name in row.values}) if self._resumed else {}
+        names = {name for row in rows for name in row.values} if self._resumed else ()  # the server has some of them
+        history = self._client.get_metric_history
+        there = {name: {each.step for each in history(self._run, name)} for name in names}
         self._resumed = False
         now, metric = int(time.time() * 1000), self._mlflow.entities.Metric
         metrics = [
@@ -217,10 +219,6 @@ class MlflowLogger(RemoteLogger):
 
     def on_end(self, outcome: Outcome) -> None:
         self._client.set_terminated(self._run, STATUS[outcome])
-
-    def _steps_there(self, names: set[str]) -> dict[str, set[int]]:
-        """Steps already stored in a resumed run."""
-        return {name: {each.step for each in self._client.get_metric_history(self._run, name)} for name in names}
 
 
 def _read(path: Path) -> dict[str, Any]:
