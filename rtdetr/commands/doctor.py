@@ -36,7 +36,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     from rtdetr.commands.progress import progress
     from rtdetr.config_file import shipped_configs
     from rtdetr.data.defects import Defect
-    from rtdetr.data.doctor.examine import examine, plain
+    from rtdetr.data.doctor.examine import examine
     from rtdetr.data.doctor.fix import clean_document, clean_files
     from rtdetr.outputs import OutputError, atomic_write, check_outputs, writing
 
@@ -59,7 +59,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     if args.json:
         with writing(args.json):
             args.json.parent.mkdir(parents=True, exist_ok=True)
-            args.json.write_text(json.dumps(plain(report), indent=1), encoding="utf-8")
+            args.json.write_text(json.dumps([each.plain() for each in report.defects()], indent=1), encoding="utf-8")
     if args.fix:
         files = clean_files(report.sets, args.fix)
         documents = {file: clean_document(part) for file, part in files.items()}

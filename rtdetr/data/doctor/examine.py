@@ -7,7 +7,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rtdetr.config import ConfigError, load_config
 from rtdetr.config_file import parse_yaml
@@ -269,8 +269,3 @@ def _lines_of(part: Examined) -> Iterator[str]:
         yield from describe(part.data)
         if part.asked.name not in ("val", "test"):
             yield from advise_sampling(part.data)
-
-
-def plain(report: Report) -> list[dict[str, Any]]:
-    """All defects as dictionaries for JSON."""
-    return [each.plain() for each in report.defects()]
