@@ -29,7 +29,7 @@ from rtdetr.engine.log import TrainingLog, say
 from rtdetr.engine.optimizer_step import OptimizerStep
 from rtdetr.engine.planning.auto_config import how_it_began, settle
 from rtdetr.engine.planning.data_warnings import on_data, on_no_ap, on_sizes
-from rtdetr.engine.planning.memory_estimate import estimate, out_of_memory
+from rtdetr.engine.planning.memory_estimate import estimate_memory, out_of_memory
 from rtdetr.engine.run_files.loggers import make_loggers
 from rtdetr.engine.run_files.metrics import draw_curves
 from rtdetr.engine.run_files.run_state import RunState, be_deterministic, seed_everything, with_absolute_paths
@@ -81,7 +81,7 @@ class Trainer:
             if cfg.train.deterministic:
                 be_deterministic()
             if cfg.train.estimate_memory:
-                say(*estimate(cfg, self.train_loader.source, device))
+                say(*estimate_memory(cfg, self.train_loader.source, device))
         seed_everything(cfg.train.seed)  # the same initial weights in every process
         network = build_model(cfg.model, len(self.classes))
         network.decoder.recompute = cfg.train.checkpoint_activations

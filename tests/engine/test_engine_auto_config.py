@@ -261,7 +261,7 @@ def test_a_step_that_auto_puts_together_has_no_more_images_than_one_batch(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wholly = weights_of(data, tmp_path / "wholly.pth", "optimizer.backbone_lr_multiplier=1")
-    monkeypatch.setattr(auto_config, "make_fits", lambda *_: lambda number: True)
+    monkeypatch.setattr(auto_config, "fits", lambda *_: True)
     monkeypatch.setattr(auto_config, "MOST_IMAGES", 4)
     # Two batches a step from such weights are what auto makes, and mean the same if somebody gives them.
     cases = ("auto", wholly, 2), ("2", wholly, 2), ("auto", None, 4), ("2", None, 4), ("4", wholly, 4)
@@ -277,7 +277,7 @@ def test_a_given_batch_keeps_its_rate(data: Path) -> None:
 
 
 def test_a_gpu_is_asked_within_limits(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auto_config, "make_fits", lambda *_: lambda number: number <= 3)
+    monkeypatch.setattr(auto_config, "fits", lambda cfg, source, number, device: number <= 3)
     cfg, _ = auto_config.settle(tiny_config(data, "data.train_batch_size=auto"), torch.device("cuda"))
     assert cfg.data.train_batch_size == 3
 

@@ -28,7 +28,7 @@ def data(data: Path, tmp_path: Path) -> Path:
 def warnings(data: Path, *updates: str) -> list[str]:
     cfg = tiny_config(data, *updates)
     train = open_train_set(cfg)
-    return on_data(train, build_val_loader(cfg, train.classes).source)
+    return list(on_data(train, build_val_loader(cfg, train.classes).source))
 
 
 def enough_boxes(data: Path) -> None:
@@ -65,7 +65,7 @@ def test_validation_without_a_box_is_named(data: Path) -> None:
     ],
 )
 def test_sizes(data: Path, updates: tuple[str, ...], device: str, about: list[str]) -> None:
-    found = on_sizes(tiny_config(data, *updates), torch.device(device), NUM_TRAIN // 4)
+    found = list(on_sizes(tiny_config(data, *updates), torch.device(device), NUM_TRAIN // 4))
     assert len(found) == len(about) and all(word in warning for word, warning in zip(about, found))
 
 

@@ -16,7 +16,7 @@ from rtdetr.config import Config, ConfigError
 from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.loader import open_train_set
 from rtdetr.engine.planning import memory_estimate
-from rtdetr.engine.planning.memory_estimate import MemoryNeed, estimate, train_on_worst, worst_batch
+from rtdetr.engine.planning.memory_estimate import MemoryNeed, estimate_memory, train_on_worst, worst_batch
 from rtdetr.losses.functional import mean_over_processes, without_averaging
 
 CPU = torch.device("cpu")
@@ -46,8 +46,9 @@ def test_a_tenth_of_the_memory_stays_free(
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda _: reserved[0])
     monkeypatch.setattr(memory_estimate, "why_not_capture", lambda *_: None if graphs == "on" else "off")
     cfg = tiny_config(data)
-    fits = memory_estimate.make_fits(cfg, open_train_set(cfg), torch.device("cuda"))
-    assert [number for number in range(1, 20) if fits(number)] == list(range(1, largest + 1))
+    source, device = open_train_set(cfg), torch.device("cuda")
+    fitting = [number for number in range(1, 20) if memory_estimate.fits(cfg, source, number, device)]
+    assert fitting == list(range(1, largest + 1))
 
 
 FREE = 20 * 2**30
@@ -84,11 +85,11 @@ def test_the_forecast_is_said_before_the_first_step(
     cfg = tiny_config(data)
     if need is None:
         with pytest.raises(ConfigError) as refused:
-            estimate(cfg, open_train_set(cfg), torch.device("cuda"))
+            estimate_memory(cfg, open_train_set(cfg), torch.device("cuda"))
         lines = [str(refused.value)]
         assert message("no room in memory", "20.0 GiB", "cuda", "train.checkpoint_activations").search(lines[0])
     else:
-        lines = estimate(cfg, open_train_set(cfg), torch.device("cuda"))
+        lines = estimate_memory(cfg, open_train_set(cfg), torch.device("cuda"))
     assert lines[-1].startswith(said), lines
 
 
@@ -98,7 +99,7 @@ def test_the_fullest_of_several_gpus_counts(data: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(memory_estimate, "_free", lambda _: FREE)
     monkeypatch.setattr("rtdetr.engine.distributed.gather_objects", lambda own: [own, (need, 2**30), own])
     cfg = tiny_config(data, "train.graphs=off")
-    line, warning = estimate(cfg, open_train_set(cfg), torch.device("cuda"))
+    line, warning = estimate_memory(cfg, open_train_set(cfg), torch.device("cuda"))
     assert "2.0 of the 1.0 GiB free" in line and warning.startswith("warning: ")
 
 

@@ -16,7 +16,7 @@ weights less, so two batches at the rate of one make a step.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.loader import open_train_set
 from rtdetr.data.sampling import epoch_length
 from rtdetr.engine import distributed
-from rtdetr.engine.planning.memory_estimate import make_fits
+from rtdetr.engine.planning.memory_estimate import fits
 from rtdetr.weights.catalogue import is_hub_name
 from rtdetr.weights.checkpoint import load_checkpoint
 from rtdetr.weights.load import stored_content
@@ -65,13 +65,14 @@ def settle(
     sizes = cfg.data.train_batch_size, cfg.train.epochs
     if "auto" not in (*sizes, *(attrgetter(key)(cfg) for key in BY_WEIGHTS)):
         return cfg, []
-    content = load_checkpoint(resume) if resume is not None else None
-    stored = config_from_dict(content["config"], str(resume)) if content is not None else None
-    if content is None:
-        column = _column(tuning, tuning and _learnt_in_full(tuning))
+    stored: Config | None = None
+    if resume is None:
+        began: Mapping[str, Any] = {"weights": tuning, "in_full": tuning and _learnt_in_full(tuning)}
     else:
+        content = load_checkpoint(resume)
+        stored = config_from_dict(content["config"], str(resume))
         began = content.get("began") or {}  # see `how_it_began`; older files lack it
-        column = _column(began.get("weights"), began.get("in_full"))
+    column = (LIKE_THIS if began.get("in_full") else KNOWING) if began.get("weights") else RANDOM
     cfg, lines = _settle_by_weights(cfg, column, stored)
     if "auto" not in sizes:
         return cfg, lines
@@ -103,13 +104,6 @@ def _with_rate(cfg: Config, images: int, stored: Config | None) -> tuple[Config,
     scaled = min(lr * (total / meant_for), 0.1)
     cfg = with_values(cfg, {"optimizer.lr": scaled, "optimizer.lr_batch": total})
     return cfg, f"{lr:g}, meant for {meant_for} images a step, is {scaled:g} for {total}"
-
-
-def _column(weights: object, in_full: object) -> int:
-    """Table column of a run. weights: from which it began, if not from random ones; in_full: see `_learnt_in_full`."""
-    if not weights:
-        return RANDOM
-    return LIKE_THIS if in_full else KNOWING
 
 
 def _settle_by_weights(cfg: Config, column: int, stored: Config | None) -> tuple[Config, list[str]]:
@@ -163,7 +157,7 @@ def _batch_size(cfg: Config, source: DetectionSet, device: torch.device, limit: 
     most = max(1, min(limit, max(SMALL, share // STEPS_OF_EPOCH), share))
     if device.type != "cuda":
         return min(ON_CPU, most)
-    return min(distributed.gather_objects(largest(most, make_fits(cfg, source, device))))
+    return min(distributed.gather_objects(largest(most, lambda size: fits(cfg, source, size, device))))
 
 
 def largest(most: int, fits: Callable[[int], bool]) -> int:

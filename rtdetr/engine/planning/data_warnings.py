@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 from rtdetr.config import Config, settled
@@ -15,51 +17,47 @@ FEW_BOXES = 10  # per class; fewer are too few to learn from
 NOTHING = 0.0005  # an AP below this prints as .000
 
 
-def on_data(train: DetectionSet, val: DetectionSet) -> list[str]:
-    """Returns warnings about images that are in both sets and about classes with few boxes."""
-    warnings = []
+def on_data(train: DetectionSet, val: DetectionSet) -> Iterator[str]:
+    """Yields warnings about images that are in both sets and about classes with few boxes."""
     shared = in_both(train, val)
     if shared:
-        warnings.append(
+        yield (
             f"warning: {len(shared)} of {len(val)} validation images are in the training set too ({some(shared)}): "
             "AP is better than it would be on new images; take them out of one of the two"
         )
     if not val.num_boxes:
-        warnings.append(
+        yield (
             "warning: the validation images have no box: there will be no AP, and best.pth will be the latest weights; "
             "label them, or take some of the training images out for validation"
         )
     counts = train.boxes_per_class()
     rare = [f"{name} {count}" for name, count in zip(train.classes.names, counts) if count < FEW_BOXES]
     if rare:
-        warnings.append(
+        yield (
             f"warning: classes of fewer than {FEW_BOXES} training boxes: {len(rare)} of {len(counts)} ({some(rare)});"
             " they will hardly be found, label more of them or leave them out"
         )
-    return warnings
 
 
-def on_sizes(cfg: Config, device: torch.device, batches: int) -> list[str]:
-    """Returns warnings about image sizes (other ones in evaluation than in training, and large ones on a CPU), and
+def on_sizes(cfg: Config, device: torch.device, batches: int) -> Iterator[str]:
+    """Yields warnings about image sizes (other ones in evaluation than in training, and large ones on a CPU), and
     about steps of more batches than an epoch has."""
     sizes, (height, width) = cfg.data.augment.batch_sizes, cfg.data.image_size
-    warnings = []
     if not all(min(sizes) <= side <= max(sizes) for side in (height, width)):
-        warnings.append(
+        yield (
             f"warning: training sizes are {min(sizes)} to {max(sizes)} (data.augment.batch_sizes), but evaluation and "
             f"detection use {height} x {width} (data.image_size): AP is lower at a size that was not trained"
         )
     if device.type == "cpu" and max(sizes) >= LARGE:
-        warnings.append(
+        yield (
             f"warning: on a CPU, a step with images of up to {max(sizes)} x {max(sizes)} takes minutes; "
             "-c rtdetrv3_nano_shapes is a smaller model with smaller images, for any data"
         )
     if (accumulate := settled(cfg.train.accumulate)) > batches:
-        warnings.append(
+        yield (
             f"warning: train.accumulate={accumulate}, but an epoch has only {counted(batches, 'batch')}: "
             "a step takes no more than these"
         )
-    return warnings
 
 
 def on_no_ap(best_ap: float, iteration: int, total: int) -> list[str]:

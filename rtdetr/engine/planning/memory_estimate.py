@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,7 +48,7 @@ class MemoryNeed(NamedTuple):
         return self.kept + max(self.step * max(1, graphs), self.step * min(1, graphs) + self.evaluation)
 
 
-def estimate(cfg: Config, source: DetectionSet, device: torch.device) -> list[str]:
+def estimate_memory(cfg: Config, source: DetectionSet, device: torch.device) -> list[str]:
     """Trains on the worst-case batch of the set on a GPU and returns a line with the estimated memory, and a warning if
     less is free. Every process must call it. Raises ConfigError if the batch does not fit on every GPU."""
     size, side = settled(cfg.data.train_batch_size), max(cfg.data.augment.batch_sizes)
@@ -64,8 +63,8 @@ def estimate(cfg: Config, source: DetectionSet, device: torch.device) -> list[st
             f"{batch} does not fit into the {free:.1f} GiB that are free on {device}; {advice}, stop what else uses "
             "the GPU, or train without this estimate with train.estimate_memory=false"
         )
-    fits = ((need.total(graphs), free) for need, free in needs if need is not None)
-    need, free = max(fits, key=lambda pair: pair[0] - pair[1])  # of the GPU with the least to spare
+    totals = ((need.total(graphs), free) for need, free in needs if need is not None)
+    need, free = max(totals, key=lambda pair: pair[0] - pair[1])  # of the GPU with the least to spare
     line = f"memory     up to {need / GIB:.1f} of the {free / GIB:.1f} GiB free on {device}, estimated on {batch}"
     if need <= free:
         return [line]
@@ -109,17 +108,12 @@ def graphs_of(cfg: Config, source: DetectionSet) -> int:
     return 1 if fewest == most and len(set(cfg.data.augment.batch_sizes)) == 1 else 2
 
 
-def make_fits(cfg: Config, source: DetectionSet, device: torch.device) -> Callable[[int], bool]:
-    """Returns a function that checks whether a batch of n images fits into the free memory of the GPU."""
+def fits(cfg: Config, source: DetectionSet, batch_size: int, device: torch.device) -> bool:
+    """Checks whether training on batches of that many images fits into the free memory of the GPU."""
     captured = why_not_capture(cfg.train, device, cfg.kernels) is None
-    graphs = graphs_of(cfg, source) if captured else 0
-
-    def fits(batch_size: int) -> bool:
-        room = (1.0 - RESERVE) * _free(device)
-        need = measure(cfg, source, batch_size, device)
-        return need is not None and need.total(graphs) <= room
-
-    return fits
+    room = (1.0 - RESERVE) * _free(device)
+    need = measure(cfg, source, batch_size, device)
+    return need is not None and need.total(graphs_of(cfg, source) if captured else 0) <= room
 
 
 def measure(cfg: Config, source: DetectionSet, batch_size: int, device: torch.device) -> MemoryNeed | None:
