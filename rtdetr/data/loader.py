@@ -84,30 +84,27 @@ class TrainingSamples(Dataset[LoadedImage]):
 
     def _augmented(self, key: SampleKey, rng: Generator) -> tuple[Pixels, Boxes, Labels, ImageInfo, tuple[str, ...]]:
         """Augmented pixels, boxes and labels of an image, its `info`, and the errors of those tried before it."""
-        index, image, unreadable = self._usable(key)
+        index, pixels, unreadable = self._usable(key)
         info, (boxes, labels) = self.source.info(index), self.source.targets(index)
-        height, width = info.height, info.width
         if self.custom is not None:  # no draw without a custom augmentation
             seed, num_classes = int(rng.integers(2**32)), len(self.source.classes)
-            made, boxes, labels = self.custom(np.asarray(image), boxes, labels, seed, info.file_name, num_classes)
-            height, width = made.shape[:2]
-            image = Image.fromarray(made) if isinstance(image, Image.Image) else made
-        recipe = self.augmentation.draw((height, width), boxes, rng, key.epoch)
+            pixels, boxes, labels = self.custom(pixels, boxes, labels, seed, info.file_name, num_classes)
+        recipe = self.augmentation.draw(pixels.shape[:2], boxes, rng, key.epoch)
         size = (key.size, key.size)
-        if isinstance(image, Image.Image):
-            pixels = plain(image, recipe, size, key.interpolation)
+        if self.backend == "plain":
+            pixels = plain(Image.fromarray(pixels), recipe, size, key.interpolation)
         else:
-            pixels = fused(image, recipe, size, key.interpolation)
+            pixels = fused(pixels, recipe, size, key.interpolation)
         return pixels, *move_boxes(boxes, labels, recipe, size), info, unreadable
 
-    def _usable(self, key: SampleKey) -> tuple[int, Image.Image | NDArray[np.uint8], tuple[str, ...]]:
-        """Index of a usable image, the image in the type that the backend takes, and the errors of those tried before
-        it. Raises DataError after ten unusable images."""
+    def _usable(self, key: SampleKey) -> tuple[int, Pixels, tuple[str, ...]]:
+        """Index and pixels of a usable image, and the errors of those tried before it. Raises DataError after ten
+        unusable images."""
         read = self.source.pixels if self.backend == "fused" else self.source.image
         wrong: list[str] = []
         for index in itertools.islice(self._from(key), MOST_IN_A_ROW):
             try:
-                return index, read(index), tuple(wrong)
+                return index, np.asarray(read(index)), tuple(wrong)
             except DataError as error:
                 wrong.append(str(error))
         raise DataError(
@@ -235,16 +232,12 @@ class DetectionLoader(DataLoader[LoadedImage]):
     def stream(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
         """Yields the batches of a training loader from the given one on, epoch after epoch without end. The workers do
         not pause between epochs, which would take most of the time on a small set."""
-        self.set_epoch(epoch, start_batch)
-        if isinstance(self.batch_sampler, TrainingBatches):
-            self.batch_sampler.endless = True
+        self.set_epoch(epoch, start_batch, endless=True)
         batches = iter(self)
         while True:
             started = time.perf_counter()
-            batch = next(batches, None)
+            batch = next(batches)
             self.seconds_waited += time.perf_counter() - started
-            if batch is None:
-                return
             yield batch
 
     def close(self) -> None:
@@ -254,13 +247,14 @@ class DetectionLoader(DataLoader[LoadedImage]):
             self._iterator._shutdown_workers()  # type: ignore[attr-defined]
             self._iterator = None
 
-    def set_epoch(self, epoch: int, start_batch: int = 0) -> None:
-        """Makes the next iteration over a training loader start at this epoch and batch."""
-        if not isinstance(self.batch_sampler, TrainingBatches):
+    def set_epoch(self, epoch: int, start_batch: int = 0, endless: bool = False) -> None:
+        """Makes the next iteration over a training loader start at this epoch and batch, see `stream` for `endless`."""
+        batches = self.batch_sampler
+        if not isinstance(batches, TrainingBatches):
             raise TypeError("set_epoch: only a training loader has epochs")
         if not 0 <= start_batch <= len(self):
             raise ValueError(f"set_epoch: start_batch must be in 0..{len(self)}, got {start_batch}")
-        self.batch_sampler.epoch, self.batch_sampler.start_batch = epoch, start_batch
+        batches.epoch, batches.start_batch, batches.endless = epoch, start_batch, endless
 
 
 def collate(items: Sequence[LoadedImage]) -> Batch:
