@@ -13,7 +13,7 @@ from engine_helpers import NANO, tiny_updates
 from format_sets import IDS, boxes_of, write_all
 
 from rtdetr.cli import main
-from rtdetr.data.formats.sources import read_document
+from rtdetr.data.formats.sources import read_document, source_of
 from rtdetr.engine.evaluation.evaluator import score
 from rtdetr.weights.checkpoint import load_checkpoint
 
@@ -92,7 +92,7 @@ def test_figures_to_the_last_digit(tmp_path: Path) -> None:
     """Of detections that find most boxes, not quite where they are."""
     figures, classes = {}, {}
     for name, folder in write_all(tmp_path).items():
-        document = read_document(folder, "val")
+        document = read_document(source_of(folder, "val"))
         rng = np.random.default_rng(0)
         places = {each["file_name"].rpartition("/")[2]: each["id"] for each in document.images}
         found = []

@@ -22,7 +22,7 @@ from rtdetr.data.classes import DataError
 from rtdetr.data.data_arguments import data_updates
 from rtdetr.data.defects import MOST_KEPT, Defect, condensed
 from rtdetr.data.formats.records import split_named
-from rtdetr.data.formats.sources import find_sources, open_set, read_document
+from rtdetr.data.formats.sources import find_sources, open_set, read_document, source_of
 from rtdetr.engine.evaluation.evaluator import counted_truth
 
 Sets = dict[str, Path]
@@ -154,7 +154,7 @@ def test_edited_labels_of_a_converted_set_are_read(sets: Sets, tmp_path: Path) -
     edit(file, lambda document: [each.update(area=each["area"] / 2) for each in document["annotations"]])
     out = converted(sets["coco"], tmp_path / "out", "yolo")
     areas = [each["area"] for each in read_document(file).annotations]
-    assert sorted(each["area"] for each in read_document(out, "train").annotations) == sorted(areas)
+    assert sorted(each["area"] for each in read_document(source_of(out, "train")).annotations) == sorted(areas)
     first, *others = sorted((out / "labels" / "train").iterdir())
     first.write_text("0 0.5 0.25 0.5 0.5\n")
     two = next(each for each in others if each.read_text().count("\n") == 2)

@@ -18,7 +18,7 @@ from PIL import Image
 from rtdetr.cli import main
 from rtdetr.data.formats.coco import read_coco
 from rtdetr.data.formats.document import CocoDocument
-from rtdetr.data.formats.sources import open_set, read_document
+from rtdetr.data.formats.sources import open_set, read_document, source_of
 
 HARD: dict[str, Any] = {
     "images": [
@@ -69,10 +69,10 @@ def test_nothing_is_lost(tmp_path: Path, way: tuple[str, ...]) -> None:
         assert main(["convert-data", now, out, "--to", format, *(["--images", str(images)] if i == 0 else [])]) == 0
         assert recognise(out) == format
         now = out
-    before, after = plain(read_coco(source)), plain(read_document(now, "train"))
+    before, after = plain(read_coco(source)), plain(read_document(source_of(now, "train")))
     assert after[:3] == before[:3]
     assert np.allclose(before[3], after[3], rtol=0, atol=2e-5)
-    sizes = {each["id"]: (each["height"], each["width"]) for each in read_document(now, "train").images}
+    sizes = {each["id"]: (each["height"], each["width"]) for each in read_document(source_of(now, "train")).images}
     assert sizes == {4000: (40, 60), 0: (50, 30), 1203: (10, 20), 8: (22, 33)}
     for image in HARD["images"]:
         copied, original = Path(now) / "train" / image["file_name"], images / image["file_name"]
@@ -281,7 +281,7 @@ def test_labels_that_changed_after_the_conversion(tmp_path: Path) -> None:
     assert main(["convert-data", str(source), str(out), "--to", "yolo", "--images", str(images)]) == 0
     label_file = out / "labels" / "train" / "b.txt"
     label_file.write_text("0 0.5 0.5 0.5 0.5\n" + label_file.read_text())
-    areas = [each["area"] for each in read_document(out, "train").annotations if each["image_id"] == 1]
+    areas = [each["area"] for each in read_document(source_of(out, "train")).annotations if each["image_id"] == 1]
     assert areas[0] == 600 and 77.5 not in areas
 
 

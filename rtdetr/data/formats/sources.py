@@ -158,14 +158,14 @@ def not_read_line(paths: Sequence[Path]) -> str:
     return f"not read: {some(map(str, paths))}"
 
 
-def read_document(source: DataSource | str | Path, split: str = "", limit: float | None = MOST_DROPPED) -> CocoDocument:
-    """The images and boxes of a set, in pixels, under the ids of its own format.
+def read_document(source: DataSource | str | Path, limit: float | None = MOST_DROPPED) -> CocoDocument:
+    """The images and boxes of a set, in pixels, under the ids of its own format; of a path, its only set, or its val.
 
-    split: the set to read if a path with several is given; empty: val. limit: the largest share of images, and of
-    boxes, that may be dropped because of defects; None: no limit. Raises DataError if the set is unusable.
+    limit: the largest share of images, and of boxes, that may be dropped because of defects; None: no limit. Raises
+    DataError if the set is unusable.
     """
     if not isinstance(source, DataSource):
-        source = source_of(source, split)
+        source = source_of(source, "")
     if source.format in ("coco", "lvis"):
         return coco.read_coco(source.path, limit)
     problems = Problems()
