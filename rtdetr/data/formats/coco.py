@@ -18,22 +18,21 @@ from rtdetr.data.formats.json_lists import DuplicateKeys, one_object, read_lists
 from rtdetr.data.formats.sniff import annotations_in, kind_of_bytes, kind_of_json, kind_of_value
 
 
-def read_coco(annotations: str | Path, limit: float | None = MOST_DROPPED) -> CocoDocument:
+def read_coco(path: Path, limit: float | None = MOST_DROPPED) -> CocoDocument:
     """The valid records of the JSON, and the defects of the others. Training and evaluation both use this function, so
     that they agree on what a crowd is, what null means and which records are left out.
 
     limit: the largest share of images, and of annotations, that may be dropped; None: no limit. Raises DataError with
     one sentence that names the file and the entry.
     """
-    path = Path(annotations)
     images, boxes, entries = _judged(path)
     categories = _categories(entries, path)
     sound = images.finish()
     table, tally = boxes.finish([each["id"] for each in sound], images.gone, {each["id"] for each in categories})
     tally.images = images.count
     defects = [*images.defects, *boxes.defects]
-    boxes_like_a_list = cast(list[dict[str, Any]], table)
-    document = CocoDocument(sound, boxes_like_a_list, categories, boxes.num_boxless_crowds, (), defects, tally)
+    like_a_list = cast(list[dict[str, Any]], table)
+    document = CocoDocument(sound, like_a_list, categories, boxes.num_boxless_crowds, (), defects, tally)
     refuse_bad(document, path, limit)
     return document
 
@@ -55,9 +54,8 @@ def _judged(path: Path) -> tuple[Images, Annotations, list[Any]]:
     return images, boxes, document["categories"]
 
 
-def read_classes(annotations: str | Path) -> Classes:
+def read_classes(path: Path) -> Classes:
     """The classes of a COCO detection JSON. Raises DataError if it cannot be read."""
-    path = Path(annotations)
     return classes_of(_categories(_read_json(path)["categories"], path))
 
 

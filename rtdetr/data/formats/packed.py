@@ -36,17 +36,15 @@ def unpack(path: Path, out: Path) -> None:
     for split, files in packed_files(path).items():
         folder = out / split
         folder.mkdir(parents=True)
-        number = 0
+        rows = ((file, *each) for file in files for each in _rows(file))
         with open(folder / NAME, "w", encoding="utf-8") as lines:
-            for file in files:
-                for row, of_file in _rows(file):
-                    if names not in (None, of_file):
-                        raise DataError(
-                            f"{file}: its classes are {some(of_file)}, and those of a file before {some(names)}"
-                        )
-                    names = of_file
-                    lines.write(json.dumps(_written(row, folder, number, file), default=str) + "\n")
-                    number += 1
+            for number, (file, row, of_file) in enumerate(rows):
+                if names not in (None, of_file):
+                    raise DataError(
+                        f"{file}: its classes are {some(of_file)}, and those of a file before {some(names)}"
+                    )
+                names = of_file
+                lines.write(json.dumps(_written(row, folder, number, file), default=str) + "\n")
     if names:
         (out / "classes.txt").write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
 
