@@ -35,7 +35,7 @@ class CustomAugmentation:
 
     def __init__(self, name: str, function: Any = None) -> None:
         self.name = name
-        self.function = found(name) if function is None or isinstance(function, str) else function
+        self.function = imported(name) if function is None or isinstance(function, str) else function
         if not callable(self.function):
             raise ConfigError(f"{KEY}: {name} is no function, but {self.function!r:.100}")
         self.is_albumentations = type(self.function).__module__.partition(".")[0] == "albumentations"
@@ -77,7 +77,7 @@ class CustomAugmentation:
         return self.function(pixels, boxes, labels)
 
 
-def found(name: str) -> Any:
+def imported(name: str) -> Any:
     """Imports the object that `package.module:function` names; the current folder is searched as well."""
     module, separator, attribute = name.partition(":")
     if name.startswith(GIVEN):

@@ -17,8 +17,8 @@ EXPECTED = (
     "expected (images, annotations) of a COCO set, {'train': (images, annotations), 'val': (images, annotations)}, or "
     "a folder or file that knows its images"
 )
-# Common folder names of the two splits.
-SPLITS = {"train": ("train", "train2017", "train2014"), "val": ("val", "valid", "val2017", "val2014", "validation")}
+# Keys of the two splits in a mapping.
+SPLIT_KEYS = {"train": ("train", "train2017", "train2014"), "val": ("val", "valid", "val2017", "val2014", "validation")}
 
 
 def data_updates(data: Any, needed: tuple[str, ...] = ("train", "val")) -> list[str]:
@@ -55,7 +55,7 @@ def data_updates(data: Any, needed: tuple[str, ...] = ("train", "val")) -> list[
 
 
 def _split_name(key: object) -> str:
-    for name, names in SPLITS.items():
+    for name, names in SPLIT_KEYS.items():
         if key in names:
             return name
     raise DataError(f"data: a split is called train or val, got {shown(key)}; {EXPECTED}")

@@ -59,7 +59,7 @@ class DetectionSet:
         self.classes = own if classes is None else match_classes(own, classes, match, path)
         names = self._keep_images(document.images)
         self._keep_boxes(document, names)
-        self.num_empty = int((np.diff(self._offsets) == 0).sum())
+        self.num_empty = int((self.boxes_per_image() == 0).sum())
         if limit is not None:
             self.refuse_losses(limit, except_kinds=WITHOUT_AREA)
             self.defects = condensed(self.defects)
@@ -134,7 +134,7 @@ class DetectionSet:
 
     def summary(self) -> str:
         """One line about the images and boxes that were read and left out."""
-        empty = int((np.diff(self._offsets) == 0).sum())
+        empty = int((self.boxes_per_image() == 0).sum())
         without = f" ({empty} without boxes)" if empty else ""
         images, boxes = count_dropped(self.defects, except_kinds=WITHOUT_AREA)
         left_out = [
@@ -171,7 +171,7 @@ class DetectionSet:
         """Why these defects make the set unusable; None if they do not. gone: indices of images to disregard."""
         there = np.ones(len(self), bool)
         there[np.array(gone, np.int64)] = False
-        labels, counts = np.unique(self._labels[np.repeat(there, np.diff(self._offsets))], return_counts=True)
+        labels, counts = np.unique(self._labels[np.repeat(there, self.boxes_per_image())], return_counts=True)
         left = {self.classes.category_ids[label]: count for label, count in zip(labels.tolist(), counts.tolist())}
         names = dict(zip(self.classes.category_ids, self.classes.names))
         called = Names(str(self.annotation_file), str(self.folder), names)
@@ -230,7 +230,7 @@ class DetectionSet:
 
     def _drop_empty(self, names: Sequence[str]) -> list[str]:
         """Removes images without boxes and returns the names of those that remain."""
-        keep = np.flatnonzero(np.diff(self._offsets) > 0)
+        keep = np.flatnonzero(self.boxes_per_image())
         self._ids, self._sizes = self._ids[keep], self._sizes[keep]
         self._offsets = np.concatenate(([0], self._offsets[keep + 1]))
         return [names[i] for i in keep.tolist()]

@@ -17,7 +17,7 @@ from rtdetr.data.dataset import clip_to_image
 from rtdetr.data.defects import Refused
 from rtdetr.data.doctor.examine import Examined
 from rtdetr.data.formats.coco_records import is_id
-from rtdetr.data.formats.document import NO_ID, as_table, corners_of
+from rtdetr.data.formats.document import NO_OWN_ID, as_table, corners_of
 from rtdetr.data.formats.records import split_named
 from rtdetr.data.formats.sources import read_document
 
@@ -70,7 +70,7 @@ def clean_document(part: Examined) -> dict[str, Any]:
     _, has_area = clip_to_image(corners, sizes)
     clipped = np.clip(corners, 0, sizes[:, [1, 0, 1, 0]])
     ids = table.own_ids.tolist()
-    renumber = len(set(ids)) < len(ids) or NO_ID in ids
+    renumber = len(set(ids)) < len(ids) or NO_OWN_ID in ids
     annotations: list[dict[str, Any]] = []
     for i, (place, box) in enumerate(zip(table.places.tolist(), table)):
         if not box["iscrowd"] and not has_area[i]:

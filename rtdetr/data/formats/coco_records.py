@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from rtdetr.data.classes import shown
 from rtdetr.data.defects import Action, Defect, Totals
 from rtdetr.data.formats import lvis
-from rtdetr.data.formats.document import NO_ID, BoxTable
+from rtdetr.data.formats.document import NO_OWN_ID, BoxTable
 from rtdetr.data.formats.json_lists import DuplicateKeys
 from rtdetr.data.formats.records import BadRecord
 
@@ -148,10 +148,10 @@ class Annotations:
         for i in np.flatnonzero(table.numbers[:, 4] < 0).tolist():
             what = f"`area` is {table.numbers[i, 4]:g}, which evaluation by size cannot use"
             self._add(table.name(i), "box_area_negative", f"annotation {table.name(i)}: {what}", "kept")
-        for place in table.places[own == NO_ID].tolist():
+        for place in table.places[own == NO_OWN_ID].tolist():
             record = f"annotations[{place}]"
             self._add(record, "box_id", f"{record}: an annotation needs an integer `id`, not used here", "kept")
-        ids, counts = np.unique(own[own != NO_ID], return_counts=True)
+        ids, counts = np.unique(own[own != NO_OWN_ID], return_counts=True)
         for own_id, count in zip(ids[counts > 1].tolist(), counts[counts > 1].tolist()):
             self._add(own_id, "box_id_twice", f"annotation id {own_id} is given {count} times, not used here", "kept")
 
@@ -170,7 +170,7 @@ class Annotations:
         for value in (x, y, w, h, area):
             if (type(value) is not float and type(value) is not int) or not -LARGEST_NUMBER < value < LARGEST_NUMBER:
                 return False
-        if crowd not in (0, 1) or max(image, category, own) > LARGEST or min(image, category, own) <= NO_ID:
+        if crowd not in (0, 1) or max(image, category, own) > LARGEST or min(image, category, own) <= NO_OWN_ID:
             return False
         self._row(place, own, image, category, box, area or 0, int(crowd))
         return True
@@ -207,7 +207,7 @@ class Annotations:
             what = f"annotation {record}: its ids are no integers, but equal one"
             self._add(record, "box_id_not_integer", what, "kept")
         crowd = CROWD[entry.get("iscrowd")]
-        self._row(place, own if is_id(own) else NO_ID, int(image), int(category), box, area, crowd)
+        self._row(place, own if is_id(own) else NO_OWN_ID, int(image), int(category), box, area, crowd)
 
     def _add(self, record: int | str, kind: str, what: str, action: Action = "dropped") -> None:
         self.defects.append(Defect(str(self.path), record, kind, what, action))
@@ -262,7 +262,7 @@ def is_finite(value: object) -> TypeGuard[int | float]:
 
 
 def is_id(value: object) -> TypeGuard[int]:
-    return type(value) is int and NO_ID < value <= LARGEST
+    return type(value) is int and NO_OWN_ID < value <= LARGEST
 
 
 def _is_whole(value: object) -> bool:

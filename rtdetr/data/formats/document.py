@@ -17,7 +17,7 @@ from rtdetr.data.defects import Defect, Names, Totals, count_dropped, refusal
 from rtdetr.data.formats.records import Corners, Problems
 from rtdetr.data.image_files import Folders
 
-NO_ID = -(2**63)  # for annotations without a valid id, which only messages use
+NO_OWN_ID = -(2**63)  # for annotations without a valid id, which only messages use
 
 
 class CocoDocument(NamedTuple):
@@ -137,7 +137,7 @@ class BoxTable(Sequence[dict[str, Any]]):
     def name(self, row: int) -> int | str:
         """The name of an annotation for messages: its id, or its place in the file."""
         own = int(self.own_ids[row])
-        return own if own != NO_ID else f"annotations[{self.places[row]}]"
+        return own if own != NO_OWN_ID else f"annotations[{self.places[row]}]"
 
 
 def as_table(annotations: Sequence[dict[str, Any]]) -> BoxTable:
