@@ -10,10 +10,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from rtdetr.boxes import xyxy_to_cxcywh
 from rtdetr.config import Config, ConfigError, settled
 from rtdetr.data.dataset import DetectionSet
-from rtdetr.data.loader import evaluated_together
+from rtdetr.data.loader import LoadedImage, collate, evaluated_together
 from rtdetr.data.pasting import MOST_PASTED
 from rtdetr.engine import distributed
 from rtdetr.engine.acceleration.graphs import why_not_capture
@@ -28,7 +27,7 @@ from rtdetr.losses.functional import without_averaging
 from rtdetr.models.rtdetrv3 import build_model
 from rtdetr.ops.assignment import MAX_COLUMNS
 from rtdetr.ops.kernels import using
-from rtdetr.types import Batch, ImageInfo, Targets
+from rtdetr.types import Batch
 from rtdetr.wording import option
 
 RESERVE = 0.1  # fraction of the free memory kept for what the estimate does not include
@@ -176,14 +175,10 @@ def train_on_worst(cfg: Config, source: DetectionSet, batch_size: int, device: t
 def worst_batch(source: DetectionSet, batch_size: int, side: int) -> Batch:
     """Returns a batch with the boxes of the images that have most, and noise of side x side pixels as images."""
     order = np.argsort(-source.boxes_per_image(), kind="stable")
-    labels, boxes, boxes_pixel, infos = [], [], [], []
+    items = []
     for index in np.resize(order, batch_size).tolist():
-        corners, own = (torch.from_numpy(each) for each in source.targets(index))
-        info = source.info(index)
-        normalised = corners / torch.tensor([info.width, info.height, info.width, info.height])
-        labels.append(own)
-        boxes.append(xyxy_to_cxcywh(normalised))
-        boxes_pixel.append(normalised * side)
-        infos.append(ImageInfo(info.image_id, info.file_name, side, side))
-    images = torch.randint(256, (batch_size, 3, side, side), dtype=torch.uint8)
-    return Batch(images, Targets.stack(labels, boxes, boxes_pixel), tuple(infos))
+        info, (boxes, labels) = source.info(index), map(torch.from_numpy, source.targets(index))
+        scaled = boxes / torch.tensor([info.width, info.height, info.width, info.height]) * side
+        noise = torch.randint(256, (3, side, side), dtype=torch.uint8)
+        items.append(LoadedImage(noise, scaled, labels, info._replace(height=side, width=side)))
+    return collate(items)
