@@ -69,8 +69,9 @@ class Trainer:
     ) -> None:
         self.output_dir, self.device = output_dir, device
         loggers = make_loggers(cfg.train.loggers)  # in every process, as all have to end if a package is missing
-        told = (loggers, callbacks) if distributed.is_main() else ({}, ())
-        self.listeners = Listeners(*told, warn=say)
+        if not distributed.is_main():
+            loggers, callbacks = {}, ()
+        self.listeners = Listeners(loggers, callbacks, warn=say)
         cfg, automatic = settle(cfg, device, resume, tuning)
         say(*automatic)
         self.cfg = with_absolute_paths(cfg)
@@ -137,7 +138,8 @@ class Trainer:
             precision = precision_on(self.device, self.cfg.train.precision)
             where = f"{self.device}, {precision}, {counted(distributed.world_size(), 'process')}"
             say(f"{self.cfg.name} on {where}, {self.cfg.kernels} kernels, into {self.output_dir}")
-            say(*(on_sizes(self.cfg, self.device, self.state.pace.batches) if self.advise else ()))
+            if self.advise:
+                say(*on_sizes(self.cfg, self.device, self.state.pace.batches))
             if self.state.iteration:
                 say(f"resuming at iteration {self.state.iteration} of {self.total_iterations}")
             if self.why_not_compiled is None:
@@ -154,7 +156,8 @@ class Trainer:
                 at_end.callback(self.saver.end)
                 try:
                     if distributed.is_main():
-                        say(*(on_data(self.train_loader.source, self.val_loader.source) if self.advise else ()))
+                        if self.advise:
+                            say(*on_data(self.train_loader.source, self.val_loader.source))
                         self._save_settings()
                     self.log.open()
                     stopped = self._go_on()
@@ -296,8 +299,9 @@ class Trainer:
                 state.best_ap = ap
                 self.saver.keep_best()
             if self.advise and not state.warned:
-                say(*(told := on_no_ap(state.best_ap, state.iteration, self.total_iterations)))
-                state.warned = bool(told)
+                warnings = on_no_ap(state.best_ap, state.iteration, self.total_iterations)
+                say(*warnings)
+                state.warned = bool(warnings)
         self.saver.save(final=state.early_stop.over or state.iteration >= self.total_iterations)
         if state.early_stop.over and state.iteration < self.total_iterations:
             say(state.early_stop.sentence(state.iteration))

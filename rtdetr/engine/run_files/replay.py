@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -95,16 +96,13 @@ def _watch_outputs(model: nn.Module) -> list[str]:
     """Records the name of the first module with non-finite output; a module inside another comes before it."""
     bad: list[str] = []
 
-    def look(name: str) -> Any:
-        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
-            if not bad and not all(map(_finite, _tensors(output))):
-                before = "" if all(map(_finite, _tensors(inputs))) else ", whose input was not, either,"
-                bad.append(f"{name} ({type(module).__name__}){before}")
-
-        return hook
+    def look(name: str, module: nn.Module, inputs: Any, output: Any) -> None:
+        if not bad and not all(map(_finite, _tensors(output))):
+            before = "" if all(map(_finite, _tensors(inputs))) else ", whose input was not, either,"
+            bad.append(f"{name} ({type(module).__name__}){before}")
 
     for name, module in model.named_modules():
-        module.register_forward_hook(look(name or "the model"))
+        module.register_forward_hook(partial(look, name or "the model"))
     return bad
 
 
