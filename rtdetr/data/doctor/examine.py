@@ -107,9 +107,8 @@ def examine(
     """Reports all defects of the sets of a config, an annotation file or a folder. images: the image folder. fast: do
     not open images. progress: receives the number of images and returns a function to call after each. max_megapixels:
     larger images are defects; default: the config's limit."""
-    unknown: list[Defect] = []
     try:
-        asked, limit = _asked(path, images, max_megapixels, unknown)
+        asked, unknown, limit = _asked(path, images, max_megapixels)
     except (DataError, ConfigError, OSError) as error:
         return Report([], [_refused(error, path)])
     opened = [_open(each) for each in asked]
@@ -127,14 +126,12 @@ def examine(
     return Report(_matched(judged), unknown, passed_over)
 
 
-def _asked(
-    path: Path, images: str, max_megapixels: float | None, unknown: list[Defect]
-) -> tuple[list[SetToExamine], float]:
-    """The sets, and the share of each that may be dropped. Raises DataError or ConfigError; errors in one of the two
-    sets of a config are appended to `unknown` instead."""
+def _asked(path: Path, images: str, max_megapixels: float | None) -> tuple[list[SetToExamine], list[Defect], float]:
+    """The sets, errors in one of the two sets of a config, and the share of each set that may be dropped. Raises
+    DataError or ConfigError for other errors."""
     if _is_config(path):
         data = load_config(path).data
-        asked = []
+        asked, unknown = [], []
         for name, split in (("train", data.train), ("val", data.val)):
             try:
                 if not split.annotations:
@@ -144,13 +141,13 @@ def _asked(
                 unknown.append(_refused(error, Path(split.annotations or path)))
             else:
                 asked.append(SetToExamine(name, source, Path(split.annotations), images or split.images))
-        return asked, data.max_defects
+        return asked, unknown, data.max_defects
     sources = find_sources(path, max_megapixels or MAX_MEGAPIXELS)
     if {"train", "val"} <= sources.keys():
         sources.pop("trainval", None)  # trainval is the union of both
     for source in sources.values():
         check_images(source, images)
-    return [SetToExamine(name, source, path, images) for name, source in sources.items()], MOST_DROPPED
+    return [SetToExamine(name, source, path, images) for name, source in sources.items()], [], MOST_DROPPED
 
 
 def _is_config(path: Path) -> bool:

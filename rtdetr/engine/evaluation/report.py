@@ -14,13 +14,12 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from rtdetr.data.dataset import DetectionSet
-from rtdetr.data.formats.sources import read_document
 from rtdetr.engine.evaluation.error_analysis import BINS, KINDS, LOWEST, Mistake, Mistakes, find_mistakes
 from rtdetr.engine.evaluation.evaluator import (
     FIGURE_NAMES,
     EvalResult,
     OperatingPoint,
-    countable,
+    counted_truth,
     figure_text,
     mean_measured,
 )
@@ -52,9 +51,8 @@ figure img { display: block; border: 1px solid #ccc } .note { color: #666 }
 
 def write_report(path: Path, title: str, result: EvalResult, source: DetectionSet) -> None:
     """Writes the file. source: the evaluated set. Raises OSError, and DataError for an unreadable image."""
-    truth = read_document(source.origin, limit=None)
-    sizes = {info.image_id: (info.height, info.width) for info in source.infos()}
-    mistakes = find_mistakes(truth._replace(annotations=countable(truth, sizes)), result.detections)
+    truth = counted_truth(source.origin, {info.image_id: (info.height, info.width) for info in source.infos()})
+    mistakes = find_mistakes(truth, result.detections)
     names = {each["id"]: each["name"] for each in truth.categories}
     kinds = [(kind, mistakes.counts[kind], text) for kind, text in KINDS.items()]
     parts = [
