@@ -94,9 +94,6 @@ def samples(source: DetectionSet, count: int, config: AugmentConfig) -> list[Sam
 
 def variants(source: DetectionSet, config: AugmentConfig) -> dict[str, Callable[[Sample], object]]:
     """The pipelines, by name: each makes a training image of a sample, or only decodes its file."""
-    augmentation = transforms.Augmentation(
-        config.distort_prob, config.expand_prob, config.expand_max_ratio, config.crop_prob, config.flip_prob
-    )
 
     def ours(
         sample: Sample,
@@ -107,7 +104,7 @@ def variants(source: DetectionSet, config: AugmentConfig) -> dict[str, Callable[
         boxes, labels = source.targets(sample.image)
         info, size = source.info(sample.image), (sample.size, sample.size)
         rng = np.random.default_rng(sample.seed)
-        recipe = augmentation.draw((info.height, info.width), boxes, rng)
+        recipe = transforms.draw_recipe(config, (info.height, info.width), boxes, rng)
         result = finish(apply(read(sample.image), recipe, size, sample.interpolation))
         transforms.move_boxes(boxes, labels, recipe, size)
         return result
@@ -200,7 +197,7 @@ def profile(source: DetectionSet, count: int) -> dict[str, dict[str, float]]:
         "plain": [(source, "image", "read"), (pixels, "distort", "colours"), (pixels, "cut", "expand and crop")],
         "fused": [(source, "pixels", "read"), (pixels, "recolour", "colours"), (pixels, "place", "place and resize")],
     }
-    shared = [(transforms.Augmentation, "draw", "draw"), (transforms, "move_boxes", "boxes")]
+    shared = [(transforms, "draw_recipe", "draw"), (transforms, "move_boxes", "boxes")]
     found = {}
     for backend, own in steps.items():
         spent: dict[str, float] = {}

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from rtdetr.boxes import xyxy_to_cxcywh
-from rtdetr.config import Config, DataConfig, Resize, settled
+from rtdetr.config import AugmentConfig, Config, DataConfig, Resize, settled
 from rtdetr.data.classes import Classes, DataError, Match
 from rtdetr.data.custom import CustomAugmentation
 from rtdetr.data.dataset import DetectionSet
@@ -28,7 +28,7 @@ from rtdetr.data.pasting import paste
 from rtdetr.data.pixels import Pixels, fused, plain
 from rtdetr.data.preprocess import preprocess, to_planes
 from rtdetr.data.sampling import repeat_factors, repeated_order, samples_per_epoch
-from rtdetr.data.transforms import Augmentation, Boxes, Labels, move_boxes
+from rtdetr.data.transforms import Boxes, Labels, draw_recipe, move_boxes
 from rtdetr.data.workers import memory_shared, prepare_worker, signals_held_back
 from rtdetr.types import Batch, ImageInfo, Targets
 from rtdetr.wording import counted, option
@@ -64,17 +64,16 @@ class TrainingSamples(Dataset[LoadedImage]):
     backends produce the same boxes, and pixels that differ by rounding."""
 
     source: DetectionSet
-    augmentation: Augmentation
+    augment: AugmentConfig
     seed: int
-    backend: Literal["fused", "plain"] = "fused"
-    paste_prob: float = 0.0
-    custom: CustomAugmentation | None = None
+    backend: Literal["fused", "plain"]
+    custom: CustomAugmentation | None
 
     def __getitem__(self, key: SampleKey) -> LoadedImage:
         again = (key.before,) if key.before else ()
         rng = np.random.default_rng((self.seed, _SAMPLE, key.epoch, key.image, *again))
         pixels, boxes, labels, info, unreadable = self._augmented(key, rng)
-        if self.paste_prob > 0 and rng.random() < self.paste_prob:  # no draw if pasting is off
+        if self.augment.paste_prob > 0 and rng.random() < self.augment.paste_prob:  # no draw if pasting is off
             donor = key._replace(image=int(rng.integers(len(self.source))))
             donor_pixels, donor_boxes, donor_labels, _, more = self._augmented(donor, rng)
             others = donor_pixels, donor_boxes, donor_labels
@@ -89,7 +88,7 @@ class TrainingSamples(Dataset[LoadedImage]):
         if self.custom is not None:  # no draw without a custom augmentation
             seed, num_classes = int(rng.integers(2**32)), len(self.source.classes)
             pixels, boxes, labels = self.custom(pixels, boxes, labels, seed, info.file_name, num_classes)
-        recipe = self.augmentation.draw(pixels.shape[:2], boxes, rng, key.epoch)
+        recipe = draw_recipe(self.augment, pixels.shape[:2], boxes, rng, key.epoch)
         size = (key.size, key.size)
         if self.backend == "plain":
             pixels = plain(Image.fromarray(pixels), recipe, size, key.interpolation)
@@ -275,19 +274,8 @@ def build_train_loader(
 
     Raises DataError if the data are unusable, ConfigError if data.augment.custom cannot be found.
     """
-    data = cfg.data
+    data, augment = cfg.data, cfg.data.augment
     source = open_train_set(cfg)
-    augment = data.augment
-    augmentation = Augmentation(
-        augment.distort_prob,
-        augment.expand_prob,
-        augment.expand_max_ratio,
-        augment.crop_prob,
-        augment.flip_prob,
-        augment.turn_prob,
-        settled(augment.turn_after),
-        settled(augment.zoom_ramp),
-    )
     factors, batch_size = repeat_factors(source, data), settled(data.train_batch_size)
     batches = TrainingBatches(
         len(source), batch_size, augment.batch_sizes, augment.interpolations, seed, rank, world_size, factors
@@ -302,7 +290,7 @@ def build_train_loader(
         )
     backend: Literal["fused", "plain"] = "plain" if cfg.kernels == "plain" else "fused"
     custom = CustomAugmentation(augment.custom, function) if augment.custom else None
-    samples = TrainingSamples(source, augmentation, seed, backend, augment.paste_prob, custom)
+    samples = TrainingSamples(source, augment, seed, backend, custom)
     loader = DetectionLoader(source, data.num_workers, seed, dataset=samples, batch_sampler=batches)
     loader.num_samples = batches.num_samples
     return loader

@@ -6,12 +6,13 @@ lack. The recipe is then applied to the boxes, in this file, and to the pixels, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
+
+from rtdetr.config import AugmentConfig, settled
 
 Boxes = NDArray[np.float32]  # (n, 4) xyxy, pixels
 Labels = NDArray[np.int64]  # (n,)
@@ -49,33 +50,21 @@ class Recipe(NamedTuple):
     turns: int = 0  # of 90 degrees, counterclockwise
 
 
-@dataclass(frozen=True)
-class Augmentation:
-    """Draws recipes. The official reader does not rotate images, and applies all other steps from the first epoch."""
-
-    distort_prob: float
-    expand_prob: float
-    expand_max_ratio: float  # largest ratio of an expanded side to the original one
-    crop_prob: float
-    flip_prob: float
-    turn_prob: float = 0.0
-    turn_after: int = 0  # first epoch with rotations
-    zoom_ramp: int = 0  # epochs over which the probabilities of expanding and cropping rise to their values
-
-    def draw(self, size: tuple[int, int], boxes: Boxes, rng: Generator, epoch: int = 0) -> Recipe:
-        """Draws a recipe for an image of `size` (h, w) with these boxes, in an epoch (from 0)."""
-        height, width = size
-        colours = draw_colours(rng) if rng.random() < self.distort_prob else ()
-        window = Window(0, 0, width, height)
-        zoom = min(1.0, epoch / self.zoom_ramp) if self.zoom_ramp > 0 else 1.0
-        if rng.random() < self.expand_prob * zoom:
-            window = expand(window, self.expand_max_ratio, rng)
-        if rng.random() < self.crop_prob * zoom:
-            window = crop(window, boxes, rng)
-        flip = rng.random() < self.flip_prob
-        may_turn = self.turn_prob > 0 and epoch >= self.turn_after
-        turned = may_turn and rng.random() < self.turn_prob  # no draw if rotations are off
-        return Recipe(colours, window, flip, int(rng.integers(1, 4)) if turned else 0)
+def draw_recipe(cfg: AugmentConfig, size: tuple[int, int], boxes: Boxes, rng: Generator, epoch: int = 0) -> Recipe:
+    """Draws a recipe for an image of `size` (h, w) with these boxes, in an epoch (from 0). The official reader does not
+    rotate images, and applies all other steps from the first epoch."""
+    height, width = size
+    colours = draw_colours(rng) if rng.random() < cfg.distort_prob else ()
+    window, ramp = Window(0, 0, width, height), settled(cfg.zoom_ramp)
+    zoom = min(1.0, epoch / ramp) if ramp > 0 else 1.0
+    if rng.random() < cfg.expand_prob * zoom:
+        window = expand(window, cfg.expand_max_ratio, rng)
+    if rng.random() < cfg.crop_prob * zoom:
+        window = crop(window, boxes, rng)
+    flip = rng.random() < cfg.flip_prob
+    may_turn = cfg.turn_prob > 0 and epoch >= settled(cfg.turn_after)
+    turned = may_turn and rng.random() < cfg.turn_prob  # no draw if rotations are off
+    return Recipe(colours, window, flip, int(rng.integers(1, 4)) if turned else 0)
 
 
 def draw_colours(rng: Generator) -> tuple[tuple[Colour, float], ...]:

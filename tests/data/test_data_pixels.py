@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+from rtdetr.config import AugmentConfig
 from rtdetr.data import pixels as P
 from rtdetr.data import transforms as T
 from rtdetr.data.preprocess import SCALE, to_planes, to_tensor
@@ -99,11 +100,11 @@ class TestWhere:
 
     def test_whole_augmentation_keeps_boxes_on_their_pixels(self, backend: str) -> None:
         """Colour off; everything else on, at the window's own size: the box must stay the rectangle."""
-        augmentation, box = T.Augmentation(0.0, 0.5, 4.0, 0.8, 0.5), (30, 15, 110, 44)
+        augment, box = AugmentConfig(distort_prob=0.0), (30, 15, 110, 44)
         sizes = set()
         for i in range(100):
             given = np.array([box], np.float32), np.array([4])
-            recipe = augmentation.draw((80, 120), given[0], np.random.default_rng(i))
+            recipe = T.draw_recipe(augment, (80, 120), given[0], np.random.default_rng(i))
             size = (recipe.window.height, recipe.window.width)
             boxes, labels = T.move_boxes(*given, recipe, size)
             pixels = BACKENDS[backend](marked(box), recipe, size, "nearest")
@@ -134,10 +135,9 @@ def bound_of(recipe: T.Recipe) -> tuple[float, float]:
 class TestTwins:
     @pytest.mark.parametrize("interpolation", list(P.INTERPOLATIONS))
     def test_the_same_up_to_rounding(self, photo: P.Pixels, interpolation: str) -> None:
-        augmentation = T.Augmentation(0.8, 0.5, 4.0, 0.8, 0.5)
         boxes = np.array([[30, 20, 300, 200], [350, 100, 420, 300]], np.float32)
         for i in range(12):
-            recipe = augmentation.draw(photo.shape[:2], boxes, np.random.default_rng(i))
+            recipe = T.draw_recipe(AugmentConfig(), photo.shape[:2], boxes, np.random.default_rng(i))
             size = (160 + 32 * i, 480 - 32 * (i % 4))
             difference = np.abs(
                 P.fused(photo, recipe, size, interpolation).astype(int)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy import stats
 
+from rtdetr.config import AugmentConfig
 from rtdetr.data import transforms as T
 
 # Seeds are fixed, so that a test either holds or not. With so small a p-value none of today's seeds is a lucky one.
@@ -22,8 +24,7 @@ def recipe(window: T.Window, flip: bool = False) -> T.Recipe:
     return T.Recipe((), window, flip)
 
 
-def official(seed: int = 0) -> tuple[T.Augmentation, np.random.Generator]:
-    return T.Augmentation(0.8, 0.5, 4.0, 0.8, 0.5), np.random.default_rng(seed)
+NOTHING = AugmentConfig(distort_prob=0.0, expand_prob=0.0, crop_prob=0.0, flip_prob=0.0)
 
 
 def assert_shares(counted: Counter[object], expected: dict[object, float]) -> None:
@@ -42,9 +43,9 @@ class TestDistribution:
     """Against the official reader: probabilities .8, .5, .8 and .5; see docs/training.md."""
 
     def test_steps_and_their_probabilities(self) -> None:
-        augmentation, rng = official()
+        rng = np.random.default_rng(0)
         boxes, drawn = one_box(100, 100, 500, 400)[0], 4000
-        recipes = [augmentation.draw((480, 640), boxes, rng) for _ in range(drawn)]
+        recipes = [T.draw_recipe(AugmentConfig(), (480, 640), boxes, rng) for _ in range(drawn)]
         assert_shares(Counter(each.flip for each in recipes), {True: 0.5, False: 0.5})
         sizes = stats.binom(4, 0.5).pmf(range(5)) * 0.8  # each of four steps in half of the .8
         sizes[0] += 0.2
@@ -77,13 +78,13 @@ class TestDistribution:
 
     def test_expand_and_crop_and_their_probabilities(self) -> None:
         """Without boxes there are no crops, so the window tells expansion; "no crop" is one of seven."""
-        augmentation, rng = official(4)
+        rng = np.random.default_rng(4)
         empty = np.zeros((0, 4), np.float32)
-        windows = [augmentation.draw((480, 640), empty, rng).window for _ in range(3000)]
+        windows = [T.draw_recipe(AugmentConfig(), (480, 640), empty, rng).window for _ in range(3000)]
         assert_shares(Counter(each != (0, 0, 640, 480) for each in windows), {True: 0.5, False: 0.5})
-        crops = T.Augmentation(0, 0, 4.0, 0.8, 0)
+        crops = replace(NOTHING, crop_prob=0.8)
         whole = one_box(0, 0, 640, 480)[0]  # every threshold up to .7 finds a crop at once
-        windows = [crops.draw((480, 640), whole, rng).window for _ in range(3000)]
+        windows = [T.draw_recipe(crops, (480, 640), whole, rng).window for _ in range(3000)]
         stays = Counter(each == (0, 0, 640, 480) for each in windows)
         # .9 succeeds within 50 tries nearly always here: a crop stays out in .2, and in 1/7 of the .8
         assert_shares(stays, {True: 0.2 + 0.8 / 7, False: 0.8 - 0.8 / 7})
@@ -187,10 +188,10 @@ def test_boxes_that_vanish_go() -> None:
 
 def test_boxes_with_their_centre_outside_go() -> None:
     boxes = np.array([[0, 0, 20, 20], [70, 40, 110, 76]], np.float32)
-    augmentation = T.Augmentation(0.0, 0.0, 4.0, 1.0, 0.0)
+    crops = replace(NOTHING, crop_prob=1.0)
     seen = set()
     for i in range(200):
-        drawn = augmentation.draw((80, 120), boxes, np.random.default_rng(i))
+        drawn = T.draw_recipe(crops, (80, 120), boxes, np.random.default_rng(i))
         kept, labels = T.move_boxes(boxes, np.array([0, 1]), drawn, (64, 64))
         assert len(kept) == len(labels) >= 1 and (kept[:, 2:] > kept[:, :2]).all()
         seen.add(tuple(labels.tolist()))
@@ -198,21 +199,21 @@ def test_boxes_with_their_centre_outside_go() -> None:
 
 
 def test_probabilities_zero_change_nothing() -> None:
-    drawn = T.Augmentation(0, 0, 4.0, 0, 0).draw((80, 120), BOXES, np.random.default_rng(0))
+    drawn = T.draw_recipe(NOTHING, (80, 120), BOXES, np.random.default_rng(0))
     assert drawn == ((), (0, 0, 120, 80), False, 0)
 
 
 def test_turns_and_their_probabilities() -> None:
-    turning, rng = T.Augmentation(0, 0, 4.0, 0, 0, turn_prob=0.6), np.random.default_rng(7)
-    drawn = Counter(turning.draw((80, 120), BOXES, rng).turns for _ in range(4000))
+    turning, rng = replace(NOTHING, turn_prob=0.6), np.random.default_rng(7)
+    drawn = Counter(T.draw_recipe(turning, (80, 120), BOXES, rng).turns for _ in range(4000))
     assert_shares(drawn, {0: 0.4, 1: 0.2, 2: 0.2, 3: 0.2})
 
 
 @pytest.mark.parametrize(("prob", "epoch"), [(0.0, 9), (1.0, 4)])
 def test_what_does_not_turn_draws_nothing_for_it(prob: float, epoch: int) -> None:
-    augmentation = T.Augmentation(0, 0, 4.0, 0, 0, turn_prob=prob, turn_after=5)
+    turning = replace(NOTHING, turn_prob=prob, turn_after=5)
     rng, expected = np.random.default_rng(8), np.random.default_rng(8)
-    assert augmentation.draw((80, 120), BOXES, rng, epoch).turns == 0
+    assert T.draw_recipe(turning, (80, 120), BOXES, rng, epoch).turns == 0
     for _ in range(4):  # the four other steps
         expected.random()
     assert rng.random() == expected.random()
@@ -223,8 +224,9 @@ def test_zoom_out_and_crops_come_in_over_the_ramp() -> None:
     everywhere = T.Window(0, 0, 120, 80)
 
     def windows(epoch: int, ramp: int, expand: float = 0.0, crop: float = 0.0) -> list[T.Window]:
-        augmentation, rng = T.Augmentation(0, expand, 2.0, crop, 0, zoom_ramp=ramp), np.random.default_rng(9)
-        return [augmentation.draw((80, 120), BOXES, rng, epoch).window for _ in range(2000)]
+        zoom = replace(NOTHING, expand_prob=expand, expand_max_ratio=2.0, crop_prob=crop, zoom_ramp=ramp)
+        rng = np.random.default_rng(9)
+        return [T.draw_recipe(zoom, (80, 120), BOXES, rng, epoch).window for _ in range(2000)]
 
     assert set(windows(0, 10, 1.0, 1.0)) == {everywhere}
     for probs in ((1.0, 0.0), (0.0, 1.0)):
