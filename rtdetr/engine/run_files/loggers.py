@@ -222,8 +222,7 @@ class MlflowLogger(RemoteLogger):
 
 
 def _read(path: Path) -> dict[str, Any]:
-    notes: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return notes
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
 def _row(kind: str, iteration: int, epoch: int, values: Mapping[str, float]) -> Row:

@@ -139,6 +139,7 @@ class RunState:
         before, now = flat(content["config"]), flat(config_to_dict(self.cfg))
         differing = [key for key in before if key not in PACE_NAMES and now.get(key, before[key]) != before[key]]
         changed = ", ".join(f"{key} {before[key]} -> {now[key]}" for key in differing)
+        told = [f"{path}: {changed}"] if changed else []
         load_exactly(self.model, content["model"], path)
         load_exactly(self.ema.model, content["ema"], path)
         own = type(self.optimizer).__name__
@@ -154,19 +155,23 @@ class RunState:
         self.ema.num_updates = state["ema_updates"]
         self.evaluation_due, self.began = state["evaluation_due"], content.get("began")
         self.warned = state.get("warned", False)  # older files do not say
-        other = state.get("validation", self.validation) != self.validation
-        if not other:
+        same_validation = state.get("validation", self.validation) == self.validation
+        if same_validation:
             self.best_ap = state["best_ap"]
             if "early_stop" in state:  # older files have none
                 self.early_stop.load(state["early_stop"])
         if distributed.rank() < len(state["rng"]):
             set_rng_state(state["rng"][distributed.rank()])
-        position = self._find_position(content["config"], state, path)
-        told = f"{path}: was evaluated on other validation data; the next evaluation counts as the best so far"
-        return [*([f"{path}: {changed}"] if changed else []), *([position] if position else []), *([told] * other)]
+        told += self._find_position(content["config"], state, path)
+        if not same_validation:
+            told.append(
+                f"{path}: was evaluated on other validation data; the next evaluation counts as the best so far"
+            )
+        return told
 
-    def _find_position(self, config: Mapping[str, Any], state: Mapping[str, Any], path: Path) -> str | None:
-        """Sets the position at which the run in a checkpoint stopped, in whole batches of the present size."""
+    def _find_position(self, config: Mapping[str, Any], state: Mapping[str, Any], path: Path) -> list[str]:
+        """Sets the position at which the run in a checkpoint stopped, in whole batches of the present size. Returns a
+        sentence on it if its settings changed."""
         batch_size, num_processes = config["data"]["train_batch_size"], len(state["rng"])
         images = state.get("pictures")
         if images is None:  # older files counted batches
@@ -183,14 +188,14 @@ class RunState:
         train = config["train"]
         before = Pace(batch_size, num_processes, train["accumulate"], num_images, train["epochs"])
         if before == self.pace:
-            return None
+            return []
         if self.iteration >= self.total_iterations:
-            return f"{path}: {self.pace.changes(before)}"
-        return (
+            return [f"{path}: {self.pace.changes(before)}"]
+        return [
             f"{path}: {self.pace.changes(before)}; continues in epoch {self.epoch + 1} after "
             f"{self.start_batch * self.pace.global_batch} of {self.pace.num_images} images, at iteration "
             f"{self.iteration} of {self.total_iterations}"
-        )
+        ]
 
 
 def with_absolute_paths(cfg: Config) -> Config:
