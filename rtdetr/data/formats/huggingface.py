@@ -30,12 +30,13 @@ def find_image_folder(path: Path) -> dict[str, Path]:
     """The folder of each set, with its images and metadata.jsonl, of a folder or of its metadata.jsonl; empty if it is
     not a Hugging Face image folder."""
     root = _root(path)
-    if (root / NAME).is_file():
+    if has_metadata(root):
         return {"": root}
-    for folder in (root, root / "data"):
-        if sets := split_folders(folder, lambda each: (each / NAME).is_file()):
-            return sets
-    return {}
+    return split_folders(root, has_metadata) or split_folders(root / "data", has_metadata)
+
+
+def has_metadata(folder: Path) -> bool:
+    return (folder / NAME).is_file()
 
 
 def _root(path: Path) -> Path:

@@ -169,12 +169,8 @@ def _to_pixel(relative: float, whole: int) -> float:
 
 def split_folders(root: Path, is_set: Callable[[Path], bool]) -> dict[str, Path]:
     """The folder of each split below `root`: of those with its names, the first that `is_set` accepts."""
-    found: dict[str, Path] = {}
-    for split, names in SPLITS.items():
-        for folder in (root / name for name in names):
-            if split not in found and is_set(folder):
-                found[split] = folder
-    return found
+    found = {split: next(filter(is_set, map(root.joinpath, names)), None) for split, names in SPLITS.items()}
+    return {split: folder for split, folder in found.items() if folder is not None}
 
 
 def split_named(path: Path) -> str:

@@ -16,8 +16,7 @@ from rtdetr.data.defects import MOST_DROPPED, Refused
 from rtdetr.data.formats import coco, lvis
 from rtdetr.data.formats.cvat import cvat_file, find_cvat, read_cvat
 from rtdetr.data.formats.document import CocoDocument, file_names, with_problems
-from rtdetr.data.formats.huggingface import NAME as METADATA
-from rtdetr.data.formats.huggingface import find_image_folder, read_image_folder
+from rtdetr.data.formats.huggingface import find_image_folder, has_metadata, read_image_folder
 from rtdetr.data.formats.labelme import find_labelme, has_labelme, read_labelme
 from rtdetr.data.formats.labelstudio import is_labelstudio, read_labelstudio
 from rtdetr.data.formats.packed import packed_files, unpack
@@ -135,7 +134,7 @@ def not_read(path: str | Path) -> list[Path]:
     if sources[0].format == "labelme":
         found.update(each for each in path.iterdir() if each.is_dir() and has_labelme(each))
     elif sources[0].format == "huggingface":
-        found.update(each.parent for each in path.glob(f"*/{METADATA}") if each.is_file())
+        found.update(each for each in path.iterdir() if has_metadata(each))
     else:  # the JSON files of these two are no sets
         found.update(_json_sets(path))
     if sources[0].format == "yolo":
