@@ -50,7 +50,8 @@ def examine_files(data: DetectionSet, done: Callable[[], object]) -> tuple[list[
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         for i, found in enumerate(pool.map(lambda i: list(_examine(data, i)), range(len(data)))):
             defects += found
-            gone += [i] * any(each.action == "dropped" for each in found)
+            if any(each.action == "dropped" for each in found):
+                gone.append(i)
             done()
     return defects, gone
 

@@ -123,11 +123,10 @@ class Annotations:
         dropped images; their boxes are dropped without a defect of their own."""
         table = BoxTable(*map(np.asarray, self._lists))  # the arrays share the memory of the lists
         table.numbers = table.numbers.reshape(-1, 5)
-        tally = Totals(boxes=self.count - self.num_boxless_crowds - int(table.crowds.sum()))
         named, counts = np.unique(table.category_ids[table.crowds == 0], return_counts=True)
-        tally.boxes_of = Counter(dict(zip(named.tolist(), counts.tolist())))
-        tally.boxes_of.update(self.lost_of)
-        tally.boxes_of = Counter({own: count for own, count in tally.boxes_of.items() if own in categories})
+        boxes_of = Counter(dict(zip(named.tolist(), counts.tolist()))) + self.lost_of
+        boxes_of = Counter({own: count for own, count in boxes_of.items() if own in categories})
+        tally = Totals(0, self.count - self.num_boxless_crowds - int(table.crowds.sum()), boxes_of)
         in_images, in_categories = _among(table.image_ids, images), _among(table.category_ids, categories)
         of_gone = _among(table.image_ids, gone) & ~in_images
         for i in np.flatnonzero(~(in_images | of_gone) | ~in_categories).tolist():

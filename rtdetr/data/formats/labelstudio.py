@@ -59,7 +59,8 @@ def _task(path: Path, place: str, task: Any, problems: Problems) -> Iterator[Nam
     if not submitted:
         problems.counted["tasks without an annotation left out"] += 1
         return
-    problems.counted.update(["tasks with several annotations, of which one was taken"] * (len(submitted) > 1))
+    if len(submitted) > 1:
+        problems.counted["tasks with several annotations, of which one was taken"] += 1
     chosen = next((each for each in submitted if each.get("ground_truth") is True), submitted[-1])
     if not isinstance(chosen.get("result"), list):
         raise BadRecord("image_file", f"its annotation needs a list as `result`, got {shown(chosen)}")
