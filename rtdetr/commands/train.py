@@ -99,7 +99,7 @@ def _train(args: argparse.Namespace, signals: StopSignal) -> int:
         stopped_by = trainer.run(lambda: prepare_folder(folder, args.resume, args.overwrite))
         if stopped_by is None and distributed.is_main():
             trained = folder if folder.exists() or args.resume is None else args.resume.parent  # nothing was left to do
-            print(summary(trained, trainer.state.best_ap, trainer.total_iterations))
+            print(summary(trained, trainer.state.best_ap, trainer.state.total_iterations))
     if stopped_by is not None:
         last = shlex.quote(str(folder / "last.pth"))
         print(f"stopped by {signal_name(stopped_by)}; resume with -r {last}", file=sys.stderr)

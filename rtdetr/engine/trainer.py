@@ -100,9 +100,8 @@ class Trainer:
             self.state.began = how_it_began(cfg, tuning, len(self.train_loader.source))
         else:
             say(*self.state.load(resume))
-        self.total_iterations, self.signals = self.state.total_iterations, signals or StopSignal()
-        self.update = OptimizerStep(self.state, device)
-        criterion, left = build_criterion(cfg, len(self.classes)), self.total_iterations - self.state.iteration
+        self.signals, self.update = signals or StopSignal(), OptimizerStep(self.state, device)
+        criterion, left = build_criterion(cfg, len(self.classes)), self.state.total_iterations - self.state.iteration
         accelerated = accelerate(cfg, network, criterion, device, left, self.update.scale)
         self.step, self.graphs, self.why_not_compiled = accelerated
         self.advise = True
@@ -125,12 +124,13 @@ class Trainer:
 
         prepare: called by the main process before the first file is written, if there is anything left to train.
         """
-        if self.state.early_stop.over and not self.state.evaluation_due:
-            say(self.state.early_stop.sentence(self.state.iteration))
+        state = self.state
+        if state.early_stop.over and not state.evaluation_due:
+            say(state.early_stop.sentence(state.iteration))
             return None
-        if self.state.iteration >= self.total_iterations and not self.state.evaluation_due:
-            setting = "max_iterations" if self.total_iterations == self.cfg.train.max_iterations else "epochs"
-            done = f"finished at iteration {self.state.iteration} of {self.total_iterations}"
+        if state.finished and not state.evaluation_due:
+            setting = "max_iterations" if state.total_iterations == self.cfg.train.max_iterations else "epochs"
+            done = f"finished at iteration {state.iteration} of {state.total_iterations}"
             say(f"{done}; raise train.{setting} to continue")
             return None
         with self.signals.listening("stopping after this step and saving"):
@@ -139,9 +139,9 @@ class Trainer:
             where = f"{self.device}, {precision}, {counted(distributed.world_size(), 'process')}"
             say(f"{self.cfg.name} on {where}, {self.cfg.kernels} kernels, into {self.output_dir}")
             if self.advise:
-                say(*on_sizes(self.cfg, self.device, self.state.pace.batches))
-            if self.state.iteration:
-                say(f"resuming at iteration {self.state.iteration} of {self.total_iterations}")
+                say(*on_sizes(self.cfg, self.device, state.pace.batches))
+            if state.iteration:
+                say(f"resuming at iteration {state.iteration} of {state.total_iterations}")
             if self.why_not_compiled is None:
                 say("compiling: the first step of each image size takes a minute or two, unless it is cached")
             elif self.device.type == "cuda":
@@ -163,9 +163,8 @@ class Trainer:
                     stopped = self._go_on()
                     outcome = "stopped" if stopped else "finished"
                 except torch.cuda.OutOfMemoryError as error:
-                    last, evaluating = self.output_dir / LAST, self.state.evaluation_due
-                    captured = self.graphs is not None
-                    raise out_of_memory(self.cfg, self.state.iteration, last, evaluating, captured) from error
+                    last, captured = self.output_dir / LAST, self.graphs is not None
+                    raise out_of_memory(self.cfg, state.iteration, last, state.evaluation_due, captured) from error
             return self.signals.agreed() if stopped else None
 
     def _draw_curves(self) -> None:
@@ -186,7 +185,7 @@ class Trainer:
         if state.evaluation_due and not self._stopping():
             self._evaluate()
         batches = self.train_loader.stream(state.epoch, state.start_batch)
-        while state.iteration < self.total_iterations and not state.early_stop.over and not self._stopping():
+        while not (state.finished or state.early_stop.over or self._stopping()):
             self._train_epoch(itertools.islice(batches, len(self.train_loader) - state.start_batch))
         stopped = self._stopping()
         if stopped:
@@ -206,13 +205,13 @@ class Trainer:
             unfinished.append(self.train_step(batches))
             self._finish(unfinished, but=self.checks.lag)
             state.start_batch += len(batches)
-            if self._stopping() or state.iteration >= self.total_iterations:
+            if self._stopping() or state.finished:
                 break
             if state.start_batch < len(self.train_loader) and self.saver.due():
                 self._finish(unfinished)  # a state is saved after its losses have been checked
                 self.saver.save(background=True)
         self._finish(unfinished)
-        if state.start_batch < len(self.train_loader) and state.iteration < self.total_iterations:
+        if state.start_batch < len(self.train_loader) and not state.finished:
             return  # stopped in the middle
         if state.start_batch >= len(self.train_loader):
             state.epoch, state.start_batch = state.epoch + 1, 0
@@ -299,11 +298,11 @@ class Trainer:
                 state.best_ap = ap
                 self.saver.keep_best()
             if self.advise and not state.warned:
-                warnings = on_no_ap(state.best_ap, state.iteration, self.total_iterations)
+                warnings = on_no_ap(state.best_ap, state.iteration, state.total_iterations)
                 say(*warnings)
                 state.warned = bool(warnings)
-        self.saver.save(final=state.early_stop.over or state.iteration >= self.total_iterations)
-        if state.early_stop.over and state.iteration < self.total_iterations:
+        self.saver.save(final=state.early_stop.over or state.finished)
+        if state.early_stop.over and not state.finished:
             say(state.early_stop.sentence(state.iteration))
 
     def _save_settings(self) -> None:

@@ -349,7 +349,7 @@ def test_resuming_obeys_the_config_not_the_file(data: Path, whole: Path, tmp_pat
     cfg = tiny_config(data, "optimizer.weight_decay=0.5", "train.epochs=3")
     trainer = Trainer(cfg, tmp_path, CPU, resume=whole / "last.pth")
     assert {group["weight_decay"] for group in trainer.state.optimizer.param_groups} == {0.5}
-    assert trainer.total_iterations == 9 and trainer.state.iteration == 6
+    assert trainer.state.total_iterations == 9 and trainer.state.iteration == 6
 
 
 def test_the_best_ap_starts_anew_on_other_validation_data(

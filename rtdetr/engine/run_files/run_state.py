@@ -87,10 +87,14 @@ class RunState:
         self.early_stop = EarlyStop(cfg.train.patience)
         self.began: dict[str, Any] | None = None  # see how_it_began() in auto_config.py
 
+    @property
+    def finished(self) -> bool:
+        return self.iteration >= self.total_iterations
+
     def to_be_evaluated(self) -> bool:
         """Whether an evaluation is due after an epoch that ends here."""
         every = self.cfg.train.eval_every
-        return self.iteration >= self.total_iterations or (every > 0 and self.epoch % every == 0)
+        return self.finished or (every > 0 and self.epoch % every == 0)
 
     def content(self) -> dict[str, Any] | None:
         """Returns the content of a checkpoint, with the run's tensors; None except on the main process. Every process
@@ -189,7 +193,7 @@ class RunState:
         before = Pace(batch_size, num_processes, train["accumulate"], num_images, train["epochs"])
         if before == self.pace:
             return []
-        if self.iteration >= self.total_iterations:
+        if self.finished:
             return [f"{path}: {self.pace.changes(before)}"]
         return [
             f"{path}: {self.pace.changes(before)}; continues in epoch {self.epoch + 1} after "
