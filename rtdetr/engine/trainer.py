@@ -285,7 +285,7 @@ class Trainer:
         except EvaluationStopped:
             return
         images = len(self.val_loader.source)
-        figures = distributed.from_main(lambda: self.unreadable.figures_of(result, images))
+        figures = distributed.from_main(lambda: self.unreadable.figures_of(result, images) if result else {})
         state.evaluation_due = False
         state.early_stop.see(figures, state.iteration)
         if result is not None:

@@ -34,11 +34,9 @@ class Unreadable:
         self._refuse(bad, min(self.seen, num_images), "images seen so far", MIN_UNREADABLE)
         self._refuse(bad, num_images, "images of the set", num_images // 2 + 1)
 
-    def figures_of(self, result: EvalResult | None, num_images: int) -> dict[str, float]:
-        """Returns the figures of an evaluation of `num_images` images ({} if `result` is None). Raises TrainingFailed
-        if too many are unreadable. Main process only."""
-        if result is None:
-            return {}
+    def figures_of(self, result: EvalResult, num_images: int) -> dict[str, float]:
+        """Returns the figures of an evaluation of `num_images` images. Raises TrainingFailed if too many are
+        unreadable."""
         self._name(result.unreadable, "evaluation does without it")
         self._refuse(len(result.unreadable), num_images, "validation images", min(MIN_UNREADABLE, num_images))
         return result.figures
