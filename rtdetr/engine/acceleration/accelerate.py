@@ -39,11 +39,10 @@ def accelerate(
     dtype = autocast_type(device, cfg.train.precision)
     plain = partial(training_step, criterion=criterion, dtype=dtype, scale=scale)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    captured = why_not_capture(cfg.train, device, cfg.kernels) is None
-    parallel = distributed.world_size() > 1 and not captured
-    gradients = GradientBuffer(parameters) if captured else None
+    gradients = GradientBuffer(parameters) if why_not_capture(cfg.train, device, cfg.kernels) is None else None
+    parallel = distributed.world_size() > 1 and gradients is None
     step: Step = partial(plain, model)
-    if captured:
+    if gradients is not None:
         distributed.take_from_main(model.state_dict().values())
     elif parallel:
         together = DistributedDataParallel(model, gradient_as_bucket_view=True)
