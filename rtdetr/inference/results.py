@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from rtdetr.data.classes import Classes, DataError, some
+from rtdetr.data.defects import one_line
 from rtdetr.inference.draw import Detection, save_drawn
 from rtdetr.inference.files import manifest_paths
 from rtdetr.inference.fonts import font_file
@@ -207,7 +208,7 @@ class YoloWriter:
     def __init__(self, folder: Path, classes: Classes) -> None:
         self.folder = folder / "labels"
         self.classes = {category_id: i for i, category_id in enumerate(classes.category_ids)}
-        (folder / "classes.txt").write_text("".join(f"{name}\n" for name in classes.names), encoding="utf-8")
+        (folder / "classes.txt").write_text("".join(f"{one_line(name)}\n" for name in classes.names), encoding="utf-8")
 
     def add(self, number: int, name: Path, found: FileResult) -> None:
         lines = []

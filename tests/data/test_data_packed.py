@@ -142,6 +142,13 @@ def test_hostile_names_of_classes(names: Any, tmp_path: Path, images: Path) -> N
         assert open_set(tmp_path / "out").classes.names == ("class0", "class1", "class2")
 
 
+def test_every_class_keeps_its_number(tmp_path: Path, images: Path) -> None:
+    """A line of classes.txt that was left out, or two for one name, shifted the names of the others."""
+    write_packed(tmp_path / "set", rows_of(images), "parquet", ["_background_", "two\nlines", ""])
+    assert cli.main(["convert-data", str(tmp_path / "set"), str(tmp_path / "out"), "--to", "coco"]) == 0
+    assert open_set(tmp_path / "out").classes.names == ("_background_", r"two\nlines", "class2")
+
+
 def test_links_and_other_folders_are_refused(tmp_path: Path, images: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_packed(tmp_path / "set", rows_of(images), "parquet")
     given = ["convert-data", str(tmp_path / "set"), str(tmp_path / "out")]

@@ -14,7 +14,7 @@ from rtdetr.inference.draw import Detection
 from rtdetr.inference.predictor import FileResult
 from rtdetr.inference.results import JsonList, ResultsFolder
 
-CLASSES = Classes(("mug", "pen, red"), (3, 7))
+CLASSES = Classes(("mug\nor cup", "pen, red"), (3, 7))
 DETECTIONS = [
     Detection(7, "pen, red", 0.9, (10.0, 20.0, 50.0, 80.0)),
     Detection(3, "mug", 0.512345, (0.0, 0.0, 1.0, 2.0)),
@@ -88,7 +88,7 @@ def test_formats(tmp_path: Path) -> None:
     ]
     assert coco[0]["bbox"] == [10, 20, 40, 60] and coco[0]["score"] == 0.9
 
-    assert (tmp_path / "classes.txt").read_text().splitlines() == ["mug", "pen, red"]
+    assert (tmp_path / "classes.txt").read_text().splitlines() == [r"mug\nor cup", "pen, red"]
     lines = [line.split() for line in (tmp_path / "labels" / "sub" / "a.txt").read_text().splitlines()]
     assert [line[0] for line in lines] == ["1", "0"]
     assert [float(value) for value in lines[0][1:]] == [0.3, 0.25, 0.4, 0.3, 0.9]

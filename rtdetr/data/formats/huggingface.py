@@ -54,7 +54,7 @@ def read_image_folder(sets: Mapping[str, Path], source: DataSource, problems: Pr
     numbers = [box.number for image in everything for box in image.boxes if box.number is not None]
     if not numbers:
         return named.document_of(rows[source.split], named.class_names(_root(source.path), everything), problems)
-    names = named.names_given(_root(source.path), named.NO_CLASSES) or [f"class{i}" for i in range(max(numbers) + 1)]
+    names = named.names_given(_root(source.path)) or [f"class{i}" for i in range(max(numbers) + 1)]
     return named.document_of(rows[source.split], names, problems, first_id=0)
 
 

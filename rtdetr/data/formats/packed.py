@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rtdetr.data.classes import DataError, shown, some
+from rtdetr.data.defects import one_line
 from rtdetr.data.formats.huggingface import CLASS_KEYS, NAME
 from rtdetr.data.formats.records import IMAGE_SUFFIXES, SPLITS, split_named
 
@@ -46,7 +47,8 @@ def unpack(path: Path, out: Path) -> None:
                 names = of_file
                 lines.write(json.dumps(_written(row, folder, number, file), default=str) + "\n")
     if names:
-        (out / "classes.txt").write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+        lines = "".join(f"{one_line(name).strip() or f'class{i}'}\n" for i, name in enumerate(names))
+        (out / "classes.txt").write_text(lines, encoding="utf-8")
 
 
 def _rows(file: Path) -> Iterator[tuple[dict[str, Any], list[str]]]:
