@@ -20,11 +20,13 @@ def judge_boxes(
     corners: NDArray[np.float64],
     sizes: NDArray[np.int32],
     has_area: NDArray[np.bool_],
+    centred: bool = False,
 ) -> list[Defect]:
     """Defects of boxes (n, 4) xyxy in pixels, before clipping, in images of `sizes` (n, 2) h and w: boxes without area
     in their image, which are dropped, and those that are clipped. called: name of the i-th box, alone and for
-    messages."""
+    messages. centred: the file gives the centre and the size of a box."""
     found: list[Defect] = []
+    wanted = "cx, cy, width, height" if centred else "x, y, width, height"
 
     def add(i: int, kind: str, what: str, action: Action) -> None:
         record, text = called(i)
@@ -44,18 +46,19 @@ def judge_boxes(
             add(i, "box_outside", "has no area in its image", "dropped")
     limits = sizes[:, [1, 0]]
     out = np.maximum(-corners[:, :2], corners[:, 2:] - limits).max(axis=1, initial=0)
+    first = corners[:, :2] + sides / 2 if centred else corners[:, :2]
     # Read as x1, y1, x2, y2, these boxes would be inside the image.
-    corner_like = np.all((sides > corners[:, :2]) & (sides <= limits) & (corners[:, :2] >= 0), axis=1)
+    corner_like = np.all((sides > first) & (sides <= limits + ROUNDING) & (first >= 0), axis=1)
     sticks_out = has_area & (out > ROUNDING)
     for i in np.flatnonzero(sticks_out).tolist():
         alike = corner_like[i] and out[i] > 0.05 * limits[i].max()
         what = f"sticks out of its image by {out[i]:.4g} pixels and is cut off there"
         if alike:
-            what += "; it looks like x1, y1, x2, y2, and must be x, y, width, height"
+            what += f"; it looks like x1, y1, x2, y2, and must be {wanted}"
         add(i, "box_xyxy" if alike else "box_clipped", what, "clipped")
     least, share = LOOKS_XYXY
     if len(corners) >= least and corner_like.mean() > NEARLY_ALL and sticks_out.mean() >= share:
-        what = f"{corner_like.sum()} of {len(corners)} boxes look like x1, y1, x2, y2; COCO wants x, y, width, height"
+        what = f"{corner_like.sum()} of {len(corners)} boxes look like x1, y1, x2, y2; expected {wanted}"
         found.insert(0, Defect(file, None, "boxes_xyxy", what, "refused"))
     relative = np.all((corners[:, :2] >= 0) & (corners[:, :2] <= 1) & (sides > 0) & (sides <= 1), axis=1)
     if len(corners) >= least and relative.mean() > NEARLY_ALL:

@@ -221,7 +221,7 @@ class DetectionSet:
         def called(i: int) -> tuple[int | str, str]:
             return table.name(i), f"annotation {table.name(i)} of {names[owner[i]]}"
 
-        self.defects += judge_boxes(file, called, corners, self._sizes[owner], keep)
+        self.defects += judge_boxes(file, called, corners, self._sizes[owner], keep, self.origin.format == "yolo")
         order = np.flatnonzero(keep)[np.argsort(owner[keep], kind="stable")]
         self._boxes, self._labels = clipped[order], labels[order]
         self.defects += judge_copies(file, called, order, owner[order], self._labels, self._boxes)
@@ -254,11 +254,12 @@ def _places(values: NDArray[np.int64], among: Sequence[int] | NDArray[np.int64])
 
 
 def _odd_names(classes: Classes, path: Path) -> list[Defect]:
-    """Defects of classes with a duplicate name or none."""
+    """Defects of classes with a name that another one has, upper case and spaces around it apart, or with none."""
     found = []
-    times = Counter(classes.names)
+    times = Counter(name.strip().casefold() for name in classes.names)
     for own, name in zip(classes.category_ids, classes.names):
-        if not name.strip() or times[name] > 1:
-            what = f"category {own} is called {shown(name)}" + (", as another one is" if name.strip() else "")
+        if not name.strip() or times[name.strip().casefold()] > 1:
+            what = f"category {own} is called {shown(name)}"
+            what += ", as another one is, upper case apart" if name.strip() else ""
             found.append(Defect(str(path), own, "class_name", what, "kept"))
     return found

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from hostile_named import BOMB, Case, Change, a_folder, each_of, edited, gone, whole
 from named_sets import link
+from PIL import Image
 from sound_set import HEIGHT, NUM_IMAGES, WIDTH
 
 CLASSES = ("cup", "pen", "key")
@@ -50,6 +51,16 @@ def _line(text: str) -> Change:
 
 def _yaml(old: str, new: str) -> Change:
     return edited("data.yaml", old, new)
+
+
+def _corners(root: Path) -> None:
+    for path in (root / "labels" / "train").iterdir():
+        lines = [(label, *map(float, numbers)) for label, *numbers in map(str.split, path.read_text().splitlines())]
+        path.write_text("".join(f"{k} {x - w / 2} {y - h / 2} {x + w / 2} {y + h / 2}\n" for k, x, y, w, h in lines))
+
+
+def _another_image(root: Path) -> None:
+    Image.new("RGB", (WIDTH, HEIGHT)).save(root / "images" / "train" / "02.jpg")
 
 
 def _list_with(last: str) -> Change:
@@ -120,6 +131,9 @@ YOLO = [
     Case("list with a path outside", "picture_path_outside", 1, _list_with("/etc/passwd")),
     Case("list with a missing image", "image_file", 1, _list_with("images/train/x.png")),
     Case("two classes of one name", "class_name", 1, _yaml("1: pen", "1: cup")),
+    Case("names that differ in case", "class_name", 1, _yaml("1: pen", "1: Cup")),
+    Case("all as corners", "boxes_xyxy", 2, _corners),
+    Case("two images of one label file", "picture_twice", 1, _another_image),
     Case("YAML broken", "yaml_broken|unusable", 2, _yaml("names:", "names: [")),
     Case("YAML key twice", "yaml_broken|unusable", 2, _yaml("names:", "train: images\nnames:")),
     Case("YAML deep", "yaml_broken|unusable", 2, _yaml("names:", "x: " + "[" * 300 + "\nnames:")),

@@ -237,6 +237,8 @@ def read_yolo(folder: YoloFolder, source: DataSource, problems: Problems) -> Coc
     used = set()
     for path in paths:
         label_file = label_file_of(path)
+        if label_file in used and os.path.exists(label_file):
+            problems.add(path, 0, "picture_twice", f"has the labels of another image, {label_file}", "kept")
         used.add(label_file)
         with problems.reported(path, kind="image_picture"):
             size = upright_size(path, source.max_megapixels)
