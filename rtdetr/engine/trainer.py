@@ -292,7 +292,7 @@ class Trainer:
             self.log.log_evaluation(result, self.val_loader.source, classes)
             seconds = time.perf_counter() - started
             epoch = state.epoch + (state.start_batch > 0)  # counted from 1, like the progress bar's
-            say(f"epoch {epoch}, iteration {state.iteration}, {seconds:.1f} s\n{result.table()}")
+            say(f"epoch {epoch}, iteration {state.iteration}, {seconds:.1f} s\n{result.table(most=100)}")
             ap = result.figures["AP"]
             if ap > state.best_ap or max(ap, state.best_ap) < 0:  # -1 without boxes: the latest weights count as best
                 state.best_ap = ap

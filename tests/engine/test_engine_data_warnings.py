@@ -81,6 +81,16 @@ def test_the_same_file_in_both_sets(data: Path) -> None:
     assert warning.startswith(f"warning: {NUM_TRAIN} of {NUM_TRAIN} validation images are in the training set too (")
 
 
+def test_an_image_listed_for_each_of_its_boxes(data: Path) -> None:
+    enough_boxes(data)
+    path = data / "annotations" / "instances_train.json"
+    content = json.loads(path.read_text())
+    content["images"].append(content["images"][0] | {"id": 10_000})
+    path.write_text(json.dumps(content))
+    (warning,) = warnings(data)
+    assert "1 training image" in warning and content["images"][0]["file_name"] in warning and "background" in warning
+
+
 def test_the_same_bytes_under_another_name(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     enough_boxes(data)
     first, second = sorted((data / "train").iterdir())[0], sorted((data / "val").iterdir())[1]

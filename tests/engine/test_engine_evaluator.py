@@ -321,3 +321,9 @@ def test_a_figure_that_does_not_exist_is_a_dash() -> None:
     figures = dict.fromkeys(FIGURES, -1.0) | {"AP": 0.25}
     table = EvalResult(figures, [ClassAP("cup", 3, 0, math.nan, math.nan)], []).table()
     assert " 0.2500" in table and "-1" not in table and "nan" not in table
+
+
+def test_classes_beyond_the_most_are_counted() -> None:
+    result = EvalResult(dict.fromkeys(FIGURES, 0.5), [ClassAP(f"c{i}", i, 0, 0.5, 0.5) for i in range(1203)], [])
+    assert len(result.table().splitlines()) == 1203 + 13
+    assert result.table(most=100).splitlines()[-2:][1] == "  ... and 1103 more classes; `rtdetr eval` lists all"

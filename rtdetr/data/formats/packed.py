@@ -41,14 +41,12 @@ def unpack(path: Path, out: Path) -> None:
         with open(folder / NAME, "w", encoding="utf-8") as lines:
             for number, (file, row, of_file) in enumerate(rows):
                 if names not in (None, of_file):
-                    raise DataError(
-                        f"{file}: its classes are {some(of_file)}, and those of a file before {some(names)}"
-                    )
+                    raise DataError(f"{file}: its classes are {some(of_file)}, in an earlier file {some(names)}")
                 names = of_file
                 lines.write(json.dumps(_written(row, folder, number, file), default=str) + "\n")
     if names:
-        lines = "".join(f"{one_line(name).strip() or f'class{i}'}\n" for i, name in enumerate(names))
-        (out / "classes.txt").write_text(lines, encoding="utf-8")
+        text = "".join(f"{one_line(name).strip() or f'class{i}'}\n" for i, name in enumerate(names))
+        (out / "classes.txt").write_text(text, encoding="utf-8")
 
 
 def _rows(file: Path) -> Iterator[tuple[dict[str, Any], list[str]]]:

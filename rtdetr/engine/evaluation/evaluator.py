@@ -30,6 +30,7 @@ from rtdetr.garbage_collection import collection_paused
 from rtdetr.models.postprocess import detections
 from rtdetr.outputs import RunFailed
 from rtdetr.types import Batch
+from rtdetr.wording import counted
 
 Evaluator = Literal["faster-coco-eval", "pycocotools"]
 
@@ -94,16 +95,18 @@ class EvalResult(NamedTuple):
         which only the evaluated images count; given: thresholds by category id."""
         return self._replace(points=operating_points(counted_truth(origin, self.sizes), self.detections, given))
 
-    def table(self) -> str:
-        """The figures and the AP of every class, for a terminal."""
+    def table(self, most: int = 10_000) -> str:
+        """The figures and the AP of every class, at most of that many, for a terminal."""
         lines = [f"  {FIGURE_NAMES[key]:20s} {figure_text(value)}" for key, value in self.figures.items()]
         width = max([5, *(len(each.name) for each in self.classes)])
         more = " ".join(f"{name:>9s}" for name in OperatingPoint._fields) if self.points else ""
         lines.append(f"  {'class':{width}s} {'id':>6s} {'boxes':>7s} {'AP':>7s} {'AP50':>7s} {more}".rstrip())
-        for each in self.classes:
+        for each in self.classes[:most]:
             figures = [figure_text(each.ap), figure_text(each.ap50)]
             figures += [f"{figure_text(value):>9s}" for value in self.points.get(each.category_id, ())]
             lines.append(f"  {each.name:{width}s} {each.category_id:6d} {each.num_boxes:7d} {' '.join(figures)}")
+        if (left := len(self.classes) - most) > 0:
+            lines.append(f"  ... and {counted(left, 'more class')}; `rtdetr eval` lists all")
         return "\n".join(lines)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 import torch
@@ -24,6 +25,12 @@ def on_data(train: DetectionSet, val: DetectionSet) -> Iterator[str]:
         yield (
             f"warning: {len(shared)} of {len(val)} validation images are in the training set too ({some(shared)}): "
             "AP is better than it would be on new images; take them out of one of the two"
+        )
+    twice = [name for name, times in Counter(each.file_name for each in train.infos()).items() if times > 1]
+    if twice:
+        yield (
+            f"warning: {counted(len(twice), 'training image')} listed more than once ({some(twice)}): boxes of one "
+            "entry are background in the others; merge the entries, unless each has all boxes of its image"
         )
     if not val.num_boxes:
         yield (
