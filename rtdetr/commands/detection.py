@@ -71,9 +71,8 @@ class Search(NamedTuple):
             options |= {"kernels": args.kernels} if args.kernels else {}
             predictor = Predictor(args.weights, device, **options)
         elif args.half != "auto" or args.compile or args.kernels:
-            raise ConfigError(
-                f"{args.weights}: runs as it was exported; --half, --compile and --kernels are for checkpoints"
-            )
+            what = "runs as it was exported; --half, --compile and --kernels are for checkpoints"
+            raise ConfigError(f"{args.weights}: {what}")
         else:
             predictor = load(args.weights, device)
         predictor.threshold = lowest_scores(predictor.classes, *thresholds(args.threshold))
@@ -142,10 +141,8 @@ def detect_images(search: Search, names: dict[File, Path], results: ResultsFolde
         lowest = search.predictor.threshold
         which = f"the threshold {lowest:g}" if isinstance(lowest, float) else "the threshold of its class"
         print(f"nothing reached {which}{best}; --threshold sets a lower one")
-    if num_errors:
-        failed = f"{num_errors} of {counted(results.num_images, 'file')} could not be read"
-        print(f"{failed}; {results.file} says why", file=sys.stderr)
-    return _exit_code(signals, f"{results.num_images} of {len(names)} files are in {results.file}", bool(num_errors))
+    how_far = f"{results.file} has {results.num_images} of {counted(len(names), 'file')}"
+    return _exit_code(signals, how_far, _unread(Done(results.num_images, num_errors), results.file))
 
 
 def detect_listed(args: argparse.Namespace, folder: Path, slices: Slices | None) -> int:
@@ -159,7 +156,7 @@ def detect_listed(args: argparse.Namespace, folder: Path, slices: Slices | None)
         check_new_folder(folder / "crops", [args.manifest, args.weights], args.overwrite or resumed)
     done = already_done(file, args.manifest) if resumed else Done()
     if resumed:
-        print(f"{file}: {done.images} of {number} images are done")
+        print(f"{file}: {done.images} of {counted(number, 'image')} done")
     signals, before = StopSignal(), done.images
     rest = islice(manifest_paths(args.manifest), before, None)
     with distributed.process_group(args.device) as device, writing(folder):
@@ -186,19 +183,21 @@ def detect_listed(args: argparse.Namespace, folder: Path, slices: Slices | None)
         f"{counted(done.images - done.errors, 'image')}, {counted(done.objects, 'object')}, {seconds:.3f} s per image; "
         f"all in {file}"
     )
+    how_far = f"{done.images} of {counted(number, 'image')} done; --resume continues"
+    return _exit_code(signals, how_far, _unread(done, file))
+
+
+def _unread(done: Done, file: Path) -> bool:
     if done.errors:
-        failed = f"{done.errors} of {counted(done.images, 'file')} could not be read"
-        print(f"{failed}; results.jsonl says why", file=sys.stderr)
-    return _exit_code(signals, f"{done.images} of {number} images are done; --resume continues", bool(done.errors))
+        print(f"{done.errors} of {counted(done.images, 'file')} could not be read; {file} says why", file=sys.stderr)
+    return bool(done.errors)
 
 
 def check_videos(args: argparse.Namespace, videos: Sequence[str], images: Sequence[Path | str]) -> None:
     """Raises DataError if there are options for videos, but no video, or for images, but none, and MissingPackage."""
     if not videos:
         if args.track or args.every > 1:
-            raise DataError(
-                "--track and --every: expected a video, a stream or the number of a camera among the sources"
-            )
+            raise DataError("--track and --every: expected a video, a stream or the number of a camera as a source")
         return
     if args.formats and not images:
         raise DataError("--format: expected an image among the sources; of a video NAME.jsonl is written")

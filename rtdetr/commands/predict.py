@@ -36,7 +36,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         from rtdetr.inference.results import ResultsFolder, image_ids
         from rtdetr.inference.slicing import OVERLAP, Slices
         from rtdetr.inference.sources import is_video
-        from rtdetr.outputs import check_new_folder, check_outputs, unused_path, writing
+        from rtdetr.outputs import OutputError, check_new_folder, check_outputs, unused_path, writing
 
     overlap = OVERLAP if args.overlap is None else args.overlap
     slices = Slices.of(args.slices, overlap) if args.slices else None
@@ -54,6 +54,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     check_outputs(targets, sources, args.overwrite)
     if args.crops:
         check_new_folder(folder / "crops", sources, args.overwrite)
+        if inside := [each for each, name in names.items() if "crops" in name.parent.parts[:1]]:
+            raise OutputError(f"{inside[0]}: its result would be among the crops; rename its folder, or omit --crops")
     if left_out:
         print(left_out, file=sys.stderr)
     code = 0
@@ -87,8 +89,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--crops", action="store_true", help="write what is in each box, as crops/NAME/1.jpg, ...")
     text = "also search large images in overlapping tiles: side of a tile in pixels, or ROWSxCOLUMNS"
     parser.add_argument("--slices", metavar="640|2x2", help=text)
-    text = "overlap of neighbouring tiles, as a share of a tile (default: 0.2)"
-    parser.add_argument("--overlap", type=overlap_share, help=text)
+    parser.add_argument("--overlap", type=overlap_share, help="of neighbouring tiles, as a share (default: 0.2)")
     parser.add_device()
     add_kernels(parser)
     parser.add_argument("--batch-size", type=count, default=8, help="images per batch (default: 8)")

@@ -112,8 +112,12 @@ def save_jpeg(image: Image.Image, target: Path) -> None:
 def save_crops(image: Image.Image, detections: Sequence[Detection], folder: Path) -> None:
     """Writes the content of each detection's box as 1.jpg, 2.jpg, ..., in their order, and removes those of an earlier
     run beyond them. Raises OSError."""
-    for earlier in folder.glob("*.jpg"):
-        if earlier.stem.isdecimal() and int(earlier.stem) > len(detections):
-            earlier.unlink()
+    remove_crops(folder, len(detections))
     for number, (x1, y1, x2, y2) in enumerate((each.box for each in detections), start=1):
         save_jpeg(image.crop((floor(x1), floor(y1), ceil(x2), ceil(y2))), folder / f"{number}.jpg")
+
+
+def remove_crops(folder: Path, beyond: int = 0) -> None:
+    for earlier in folder.glob("*.jpg"):
+        if earlier.stem.isdecimal() and int(earlier.stem) > beyond:
+            earlier.unlink()

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 from rtdetr.data.classes import Classes, DataError, some
 from rtdetr.data.defects import one_line
-from rtdetr.inference.draw import Detection, save_drawn
+from rtdetr.inference.draw import Detection, remove_crops, save_drawn
 from rtdetr.inference.files import manifest_paths
 from rtdetr.inference.fonts import font_file
 from rtdetr.inference.predictor import File, FileResult
@@ -118,9 +118,8 @@ def item_of(found: FileResult, **more: str) -> dict[str, Any]:
 class ResultsFolder:
     """The output of `rtdetr predict`: results.json, an image with boxes for each file, and other formats.
 
-    results.json is a list of {"file", "width", "height", "annotated", "detections": [{"category_id", "name", "score",
-    "box": x1, y1, x2, y2 in pixels}]}, and {"file", "error"} for a file that could not be read. crops: also write the
-    images crops/NAME/1.jpg, 2.jpg, etc. ids: of the images in coco.json. Context manager. Raises OSError.
+    docs/predict.md describes them. crops: also write crops/NAME/1.jpg, 2.jpg, etc. ids: of the images in coco.json.
+    Context manager. Raises OSError.
     """
 
     def __init__(
@@ -158,10 +157,15 @@ class ResultsFolder:
     def list_found(self, found: FileResult, name: Path) -> Path | None:
         """Adds a result to results.json and the other formats; returns the image with boxes, if there is one."""
         self.num_images += 1
+        target = self.folder / f"{name}.jpg"
         if found.error:
             self.list.extend([item_of(found)])
+            target.unlink(missing_ok=True)  # of an earlier run, as below
+            if any(isinstance(each, YoloWriter) for each in self.writers):
+                (self.folder / "labels" / f"{name}.txt").unlink(missing_ok=True)
+            if self.crops is not None:
+                remove_crops(self.crops / name)
             return None
-        target = self.folder / f"{name}.jpg"
         self.list.extend([item_of(found, annotated=str(target))])
         for writer in self.writers:
             writer.add(self.num_images, name, found)

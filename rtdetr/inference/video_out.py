@@ -103,13 +103,14 @@ class VideoResultsWriter:
             for each, track in zip(seen.detections, tracks)
         ]
         self.video.add(draw(seen.frame.image, shown, enlarge=False), seen.frame.seconds)
+        if self.crops is not None:  # of a frame that is not searched, those of an earlier run are removed
+            crops = seen.detections if seen.searched else []
+            save_crops(seen.frame.image, crops, self.crops / str(seen.number))
         if not seen.searched:
             return
         detections = as_json(seen.detections)
         if seen.tracks:
             detections = [{**each, "track": track} for each, track in zip(detections, tracks)]
-        if self.crops is not None:
-            save_crops(seen.frame.image, seen.detections, self.crops / str(seen.number))
         found = {"frame": seen.number, "seconds": round(seen.frame.seconds, 6), "detections": detections}
         print(json.dumps(found), file=self.lines)
 

@@ -118,6 +118,9 @@ def test_a_video_keeps_its_frames_times_and_size(
     for each in listed:
         assert len([*(folder / "new" / "crops" / "film" / str(each["frame"])).iterdir()]) == len(each["detections"])
     assert {each.name for each in (folder / "new").iterdir()} == {"film.mp4", "film.jsonl", "crops"}
+    again = ("--threshold", 0, "--every", 9, "--output-dir", "new", "--crops", "--overwrite")
+    assert run(checkpoint, name, *again) == 0
+    assert {each.parent.name for each in (folder / "new" / "crops").rglob("*.jpg")} <= {"0", "9", "18"}
     assert "film" in (said := capsys.readouterr()).out and "20 frames" in said.out and "frames [" in said.err
 
 
@@ -419,7 +422,7 @@ def test_a_killed_list_is_resumed_exactly(checkpoint: Path, folder: Path, capsys
     assert [each["file"] for each in listed] == [*names, names[0]] and results.read_bytes().startswith(before)
     assert "error" in listed[7] and set(listed[8]) == {"file", "width", "height", "detections"}
     said = capsys.readouterr()
-    assert f"{done} of 2001 images are done" in said.out and "1 of 2001 files could not be read" in said.err
+    assert f"{done} of 2001 images done" in said.out and "1 of 2001 files could not be read" in said.err
     whole = results.read_bytes()
     assert run(checkpoint, *arguments, "--resume") == 1 and results.read_bytes() == whole
     (folder / "list.txt").write_text("\n".join([*names[1:], names[0]]))

@@ -288,6 +288,9 @@ TABLE = {
         2,
         (message("would be replaced", "part/crops", "part/crops/c.png"),),
     ),
+    "crops over results": Row(
+        f"{PREDICT} part --recursive --output-dir new --crops", 2, (message("would be replaced", "part/crops/c.png"),)
+    ),
     # configs
     "a folder as config": Row("train -c taken", 2, (message("folder", "taken", "taken/config.yml"),)),
     "a folder as config of eval": Row("eval -w model.pth -c images", 2, (message("folder", "images"),)),

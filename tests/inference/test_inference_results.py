@@ -101,6 +101,15 @@ def test_formats(tmp_path: Path) -> None:
     assert len(rows) == 2
 
 
+def test_what_can_no_longer_be_read_leaves_no_earlier_result(tmp_path: Path) -> None:
+    seen = FileResult(Path("a.png"), Image.new("RGB", (100, 200)), DETECTIONS, size=(100, 200))
+    for found in (seen, FileResult(Path("a.png"), None, [], error="a.png: why")):
+        with ResultsFolder(tmp_path, ["yolo"], CLASSES, crops=True) as results:
+            results.begin_drawing(found, Path("a")).result()
+            results.list_found(found, Path("a"))
+    assert {each.name for each in tmp_path.rglob("*") if each.is_file()} == {"classes.txt", "results.json"}
+
+
 def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
     (tmp_path / "precious.jpg").write_text("mine")
     (tmp_path / "out").mkdir()
