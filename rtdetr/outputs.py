@@ -26,9 +26,11 @@ def check_outputs(targets: Iterable[Path], sources: Iterable[Path], overwrite: b
     """Raises OutputError if a target is a source (under any name), exists (unless `overwrite`), or is in a folder that
     cannot be written to. Creates nothing."""
     read: set[tuple[int, int]] | None = None  # of the sources, which may be many: found when first needed
-    folders = set()
+    taken = set()
     for target in targets:
-        folders.add(target.parent)
+        if target in taken:
+            raise OutputError(f"{target}: is named for two results; choose another place for one of them")
+        taken.add(target)
         try:
             is_folder = target.is_dir()
         except OSError as error:
@@ -43,7 +45,7 @@ def check_outputs(targets: Iterable[Path], sources: Iterable[Path], overwrite: b
             raise OutputError(f"{target}: would be read and replaced at once; choose another place for the results")
         if not overwrite:
             raise OutputError(f"{target}: exists already; choose another place, or replace it with --overwrite")
-    for folder in sorted(folders):
+    for folder in sorted({target.parent for target in taken}):
         check_folder(folder)
 
 

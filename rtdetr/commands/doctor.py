@@ -45,7 +45,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         raise OutputError(f"{args.fix}: exists already; --fix writes to a new place alone")
     check_outputs([each for each in (args.json, args.fix) if each], [source], args.overwrite)
     limit = args.max_megapixels
-    report = examine(source, str(args.images or ""), args.fast, lambda number: progress(number).update, limit)
+    one = args.fix is not None and args.fix.suffix.lower() == ".json"
+    report = examine(source, str(args.images or ""), args.fast, lambda number: progress(number).update, limit, one)
     read = [part.asked.source.path for part in report.sets]
     read += [file for part in report.sets if part.data is not None for file in part.data.files()]
     check_outputs([each for each in (args.json,) if each], read, args.overwrite)

@@ -62,9 +62,7 @@ def judge_boxes(
         found.insert(0, Defect(file, None, "boxes_xyxy", what, "refused"))
     relative = np.all((corners[:, :2] >= 0) & (corners[:, :2] <= 1) & (sides > 0) & (sides <= 1), axis=1)
     if len(corners) >= least and relative.mean() > NEARLY_ALL:
-        what = (
-            f"{relative.sum()} of {len(corners)} boxes lie between 0 and 1, relative to their images; expected pixels"
-        )
+        what = f"{relative.sum()} of {len(corners)} boxes lie between 0 and 1, relative to the image; expected pixels"
         found.insert(0, Defect(file, None, "boxes_relative", what, "refused"))
     return found
 

@@ -213,6 +213,9 @@ def test_existing_places_are_refused(tmp_path: Path, images: Path, capsys: pytes
     for place in ("there", "link", "a.json"):
         assert cli.main(["doctor", str(annotations), "--fix", str(tmp_path / place)]) == 2
         assert "exists already" in capsys.readouterr().err
+    same = str(tmp_path / "new.json")
+    assert cli.main(["doctor", str(annotations), "--json", same, "--fix", same]) == 2
+    assert "is named for two results" in capsys.readouterr().err
     assert cli.main(["doctor", str(annotations), "--json", str(annotations), "--overwrite"]) == 2
     assert "would be read and replaced" in capsys.readouterr().err
 
@@ -226,6 +229,17 @@ def test_what_is_read_is_not_replaced(tmp_path: Path, images: Path, capsys: pyte
             before = place.read_bytes()
             assert cli.main(["doctor", str(tmp_path), "--json", str(place), "--overwrite"]) == 2
             assert f"{place}: would be read and replaced" in capsys.readouterr().err and place.read_bytes() == before
+
+
+def test_a_file_for_several_sets_is_refused_before_they_are_read(
+    tmp_path: Path, images: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    annotations, folder = write_case(SOUND, tmp_path, images)
+    for name in ("train", "val"):
+        shutil.copy(annotations, tmp_path / f"instances_{name}.json")
+    monkeypatch.setattr("rtdetr.data.doctor.examine._open", None)
+    command = ["doctor", str(tmp_path), "--images", str(folder), "--fix", str(tmp_path / "out.json")]
+    assert cli.main(command) == 2 and "2 sets do not go into one file" in capsys.readouterr().err
 
 
 def test_train_and_val_of_a_config(tmp_path: Path, images: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,8 +36,6 @@ SHOWN = 50  # defects of a kind, at most; --json lists all
 
 
 class SetToExamine(NamedTuple):
-    """One set to examine."""
-
     name: str  # train, val, ... or ""
     source: DataSource
     given: Path  # the path that the user passed
@@ -45,8 +43,6 @@ class SetToExamine(NamedTuple):
 
 
 class Examined(NamedTuple):
-    """One set and its defects."""
-
     asked: SetToExamine
     data: DetectionSet | None  # None: unreadable
     defects: list[Defect]
@@ -103,14 +99,17 @@ def examine(
     fast: bool = False,
     progress: Callable[[int], Callable[[], object]] | None = None,
     max_megapixels: float | None = None,
+    one_set: bool = False,
 ) -> Report:
     """Reports all defects of the sets of a config, an annotation file or a folder. images: the image folder. fast: do
     not open images. progress: receives the number of images and returns a function to call after each. max_megapixels:
-    larger images are defects; default: the config's limit."""
+    larger images are defects; default: the config's limit. one_set: refuse several."""
     try:
         asked, unknown, limit = _asked(path, images, max_megapixels)
     except (DataError, ConfigError, OSError) as error:
         return Report([], [_refused(error, path)])
+    if one_set and len(asked) > 1:
+        raise DataError(f"{path}: its {len(asked)} sets do not go into one file; name a folder")
     opened = [_open(each) for each in asked]
     num_images = sum(len(part.data) for part in opened if part.data)
     done = progress(num_images) if progress and num_images and not fast else lambda: None

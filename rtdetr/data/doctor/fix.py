@@ -14,7 +14,6 @@ import numpy as np
 
 from rtdetr.data.classes import DataError
 from rtdetr.data.dataset import clip_to_image
-from rtdetr.data.defects import Refused
 from rtdetr.data.doctor.examine import Examined
 from rtdetr.data.formats.coco_records import is_id
 from rtdetr.data.formats.document import NO_OWN_ID, as_table, corners_of
@@ -26,14 +25,12 @@ OWN = ("id", "image_id", "category_id", "bbox", "area", "iscrowd")
 
 def clean_files(parts: Sequence[Examined], out: Path) -> dict[Path, Examined]:
     """The path of each set's cleaned copy: `out` itself if it ends in .json, else in out/annotations. Raises DataError
-    if a set cannot be read, or if there are several sets for one file."""
+    if a set cannot be read."""
     broken = [part for part in parts if part.data is None]
     if broken or not parts:
         what = broken[0].refused.what if broken and broken[0].refused else "there is no set"
         raise DataError(f"{out}: nothing to write there, as a set cannot be read: {what}")
     if out.suffix.lower() == ".json":
-        if len(parts) > 1:
-            raise DataError(f"{out}: {len(parts)} sets do not go into one file; name a folder")
         return {out: parts[0]}
     files: dict[Path, Examined] = {}
     for part in parts:
@@ -48,8 +45,7 @@ def clean_files(parts: Sequence[Examined], out: Path) -> dict[Path, Examined]:
 def clean_document(part: Examined) -> dict[str, Any]:
     """The COCO document of the usable records of a set. Other keys of a COCO JSON are preserved."""
     data, source = part.data, part.asked.source
-    if data is None:
-        raise Refused(source.path, "unusable", "cannot be read, and so not repaired")
+    assert data is not None  # `clean_files` refused the set
     document = read_document(data.origin, limit=None)
     table = as_table(document.annotations)
     raw = json.loads(source.path.read_bytes()) if source.format in ("coco", "lvis") else {}

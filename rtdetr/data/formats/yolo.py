@@ -60,9 +60,8 @@ def find_yolo(path: Path) -> YoloFolder | None:
     if path.is_file():
         if path.suffix.lower() in (".yaml", ".yml"):
             return _of_yaml(path, _read_yaml(path))
-        is_list = path.suffix.lower() == ".txt" and any(
-            line.lower().endswith(IMAGE_SUFFIXES) for line in read_lines(path, MAX_LIST)
-        )
+        lines = read_lines(path, MAX_LIST) if path.suffix.lower() == ".txt" else []
+        is_list = any(line.lower().endswith(IMAGE_SUFFIXES) for line in lines)
         return YoloFolder(path, path.parent, _names_beside(path.parent), {"": [path]}) if is_list else None
     for file, content in _yaml_files(path):
         if of_yolo(content, file.stem == "data"):
@@ -114,9 +113,7 @@ def _of_yaml(path: Path, content: Any) -> YoloFolder:
         if given is not None:
             entries = given if isinstance(given, list) else [given]
             if not all(isinstance(each, str) for each in entries):
-                raise DataError(
-                    f"{path}: `{split}` must be a folder, a list file or a list of them, got {shown(given)}"
-                )
+                raise DataError(f"{path}: `{split}` must be a folder, a list file or several, got {shown(given)}")
             try:
                 sets[split] = [_place(path, root, each, split) for each in entries]
             except DataError as error:
@@ -134,9 +131,7 @@ def _num_more(path: Path, keypoints: Any) -> int:
     if keypoints is None:
         return 0
     if not isinstance(keypoints, list) or len(keypoints) != 2 or not all(type(n) is int and n > 0 for n in keypoints):
-        raise DataError(
-            f"{path}: `kpt_shape` must be two numbers, of keypoints and of each one, got {shown(keypoints)}"
-        )
+        raise DataError(f"{path}: `kpt_shape` must be two numbers, keypoints and values each, got {shown(keypoints)}")
     return math.prod(keypoints)
 
 
@@ -251,10 +246,8 @@ def read_yolo(folder: YoloFolder, source: DataSource, problems: Problems) -> Coc
             if name in kept:
                 _restore(document, kept[name], image_id, size, len(lines))
     if document.images and not num_labelled:
-        looked = label_file_of(paths[0])
-        raise DataError(
-            f"{folder.path}: none of {counted(len(paths), 'image')} has a label file; the first is {looked}"
-        )
+        what = f"none of {counted(len(paths), 'image')} has a label file; the first is {label_file_of(paths[0])}"
+        raise DataError(f"{folder.path}: {what}")
     _labels_alone(folder.sets[split], used, problems)
     problems.notes += folder.notes
     return document
