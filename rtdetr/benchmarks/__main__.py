@@ -4,8 +4,7 @@
 `rtdetr benchmark assignment`: linear assignment at the size of a training step, every backend.
 `rtdetr benchmark data`: training images per second of one core, compared with torchvision's transforms.
 `rtdetr benchmark eval`: seconds that scoring the detections of COCO's val2017 takes, both evaluators.
-`rtdetr benchmark infer`: detection through the public predictor, from float32 to compiled CUDA graphs, and from files;
-    and `RTDETRv3.predict` with its default options, as a script calls it.
+`rtdetr benchmark infer`: detection through the public predictor, from files, and through `RTDETRv3.predict`.
 `rtdetr benchmark train`: the optimiser step, plain and compiled, with all supervision and with one query group.
 """
 
@@ -60,14 +59,14 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     assignment.add_argument("--cases", nargs="+", choices=list(benchmark_assignment.COUNTS), help="default: all")
     text = "milliseconds of each step too"
     data = command(commands, "data", "training images per second of one core", measure_data, False, text)
-    data.add_argument(
-        "--images", "--pictures", type=Path, metavar="FOLDER", help="COCO layout (default: generated, 640 x 480)"
-    )
+    data.add_argument("--images", type=Path, metavar="FOLDER", help="COCO layout (default: generated, 640 x 480)")
+    data.add_argument("--pictures", dest="images", type=Path, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     data.add_argument("--count", type=count, default=64, help="images of a turn (default: 64)")
     data.add_argument("--rounds", type=count, default=5, help="turns of each variant (default: 5)")
     text = "seconds of each step too"
     scoring = command(commands, "eval", "scoring the detections of a validation set", measure_eval, False, text)
-    scoring.add_argument("--images", "--pictures", type=count, default=5000, help="default: 5000")
+    scoring.add_argument("--images", type=count, default=5000, help="default: 5000")
+    scoring.add_argument("--pictures", dest="images", type=count, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     scoring.add_argument("--detections", type=count, default=300, help="in each image (default: 300)")
     evaluators = benchmark_eval.EVALUATORS
     scoring.add_argument("--evaluators", nargs="+", choices=evaluators, default=evaluators, help="default: both")
@@ -84,9 +83,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     infer.add_argument("--num-files", type=count, default=4096, help=text)
     text = "kernels, waits and the time the GPU was busy"
     train = command(commands, "train", "the optimiser step of `rtdetr train`", measure_train, profile=text)
-    train.add_argument(
-        "-c", "--config", nargs="+", default=["rtdetrv3_r18vd_6x_coco"], help="YAML file or shipped name"
-    )
+    train.add_argument("-c", "--config", nargs="+", default=["rtdetrv3_r18vd_6x_coco"], help="files or shipped names")
     train.add_update()
     modes = list(benchmark_train.MODES)
     text = f"of {'; '.join(modes)} (default: all that run there)"
@@ -226,9 +223,8 @@ def measure_infer(args: argparse.Namespace) -> int:
     print(benchmark_infer.header())
     rows = []
     names = args.rows or benchmark_infer.rows_for(device)
-    for row in benchmark_infer.measure_rows(
-        args.config, updates, device, names, args.batch, args.num_files, args.profile
-    ):
+    options = (args.batch, args.num_files, args.profile)
+    for row in benchmark_infer.measure_rows(args.config, updates, device, names, *options):
         rows.append(row)
         print(benchmark_infer.line(row), flush=True)
         write_json(args.json, {**environment, "measurements": rows})

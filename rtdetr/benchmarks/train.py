@@ -124,9 +124,10 @@ def check_size(size: int, cfg: Config) -> None:
     """Raises ConfigError for a size that the model does not take."""
     queries = max(cfg.model.decoder.num_queries, cfg.model.supervision.num_one_to_many_queries)
     cells = sum((size // side) ** 2 for side in STRIDES)
-    if size % max(STRIDES) or cells < queries:
-        wanted = f"a multiple of {max(STRIDES)} with a cell for each of {queries} queries"
-        raise ConfigError(f"--size: expected {wanted}, got {size}, which has {cells}")
+    if size % max(STRIDES):
+        raise ConfigError(f"--size: expected a multiple of {max(STRIDES)}, got {size}")
+    if cells < queries:
+        raise ConfigError(f"--size: expected a cell for each of {queries} queries, got {size}, which has {cells}")
 
 
 def measure_in_group(rank: int, gpus: int, port: int, result: Path, call: tuple[Any, ...]) -> None:
@@ -171,7 +172,8 @@ def measure_process(
         started = time.perf_counter()
         loss = run(steps)
         seconds = (time.perf_counter() - started) / steps
-        name, speed = f"{mode}, {gpus} GPUs" if gpus > 1 else mode, gpus * batch_size / seconds
+        each = "GPUs" if device.type == "cuda" else "processes"
+        name, speed = f"{mode}, {gpus} {each}" if gpus > 1 else mode, gpus * batch_size / seconds
         result = TrainMeasurement(name, str(boxes or "COCO's"), speed, 1e3 * seconds, warm_up, float(loss))
         if device.type == "cuda":
             result.memory_gib = torch.cuda.max_memory_reserved() / 2**30  # includes the graphs' permanent share

@@ -116,7 +116,7 @@ def test_kernels_reach_the_model(monkeypatch: pytest.MonkeyPatch, option: list[s
         (["eval", "5000"], "5000 is one argument too many"),
         (["inference"], "invalid choice: 'inference'"),
         ([], "arguments are required: command"),
-        (["train", "--device", "cpu", "--size", "33"], "--size: expected a multiple of 32"),
+        (["train", "--device", "cpu", "--size", "33"], "--size: expected a multiple of 32, got 33"),
         (["train", "--device", "cpu", "--size", "96"], "a cell for each of 450 queries, got 96, which has 189"),
     ],
 )
