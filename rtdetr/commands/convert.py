@@ -52,8 +52,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
             content = as_detector(conversion, args.weights, classes)
             content["source"]["licence"], weights = licence, content["model"]
             save_checkpoint(args.output, content)
-            print(f"{args.weights}: has no training parts; {args.output} gets new ones")
         else:
             save_conversion(conversion, args.weights, args.output, licence)
+    if weights is not conversion.weights:
+        print(f"{args.weights}: has no training parts; {args.output} gets new ones")
     print(f"{args.output}: {describe(weights)}; licence {licence}")
     return 0

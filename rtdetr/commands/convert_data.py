@@ -73,9 +73,7 @@ def _unpack(source: Path, output: Path) -> int:
     from rtdetr.data.formats.packed import packed_files, unpack
 
     if not packed_files(source):
-        raise OutputError(
-            f"{source}: only parquet and arrow files become an imagefolder; choose --to coco, voc or yolo"
-        )
+        raise OutputError(f"{source}: only parquet and arrow files become an imagefolder; choose another --to")
     with writing(output), _beside(output) as folder:
         unpack(source, folder)
     print(f"{output}: unpacked; `rtdetr doctor {output}` looks at it")
@@ -101,12 +99,13 @@ def _beside(output: Path) -> Iterator[Path]:
     folder.mkdir(parents=True)
     try:
         yield folder
-        if output.is_dir() and any(output.iterdir()):
-            old = unused_path(output.with_name(f"{output.name}-old"))
+        old = unused_path(output.with_name(f"{output.name}-old"))
+        if was_there := output.is_dir() and any(output.iterdir()):
             output.rename(old)
-            print(f"{output}: what was there is in {old} now")
         elif output.is_dir():
             output.rmdir()
         folder.rename(output)
+        if was_there:
+            print(f"{output}: what was there is in {old} now")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
