@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rtdetr.commands.arguments import Parser
+from rtdetr.commands.progress import progress, say_above_bar
 from rtdetr.outputs import OutputError, check_folder, unused_path, writing
 from rtdetr.wording import counted
 
@@ -38,7 +39,6 @@ def run(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--overwrite", action="store_true", help="move existing files of OUT to OUT-old")
     args = parser.parse_args(arguments)
 
-    from rtdetr.commands.progress import progress
     from rtdetr.data.formats.convert import load, write
     from rtdetr.data.formats.sources import not_read, not_read_line, unpacked
 
@@ -106,6 +106,6 @@ def _beside(output: Path) -> Iterator[Path]:
             output.rmdir()
         folder.rename(output)
         if was_there:
-            print(f"{output}: what was there is in {old} now")
+            say_above_bar(f"{output}: what was there is in {old} now")
     finally:
         shutil.rmtree(folder, ignore_errors=True)

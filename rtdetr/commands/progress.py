@@ -18,8 +18,8 @@ def progress(number: int | None, shown: bool = True, unit: str = "image", done: 
     return tqdm(total=number, unit=unit, initial=done, disable=not shown, **style)
 
 
-def say_above_bar(text: str, file: TextIO) -> None:
-    """Prints a line above the bar. In a log file, the bar is not repeated after it."""
+def say_above_bar(text: str, file: TextIO | None = None) -> None:
+    """Prints a line above the bar; None: on stdout. In a log file, the bar is not repeated after it."""
     try:
         if sys.stderr.isatty():
             tqdm.write(text, file=file)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from api_cases import PIXELS, write_checkpoint
+from format_sets import write_all
 from PIL import Image
 
 from rtdetr.cli import main
@@ -101,6 +102,21 @@ def test_a_full_standard_output_is_not_the_fault_of_an_exported_file(
     monkeypatch.undo()
     with contextlib.suppress(OSError):
         stdout.close()
+
+
+def test_a_full_standard_output_loses_no_converted_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    source, out = write_all(tmp_path / "sets")["yolo"], tmp_path / "out"
+    out.mkdir()
+    (out / "mine").touch()
+    with contextlib.suppress(OSError), open("/dev/full", "w", buffering=1) as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        assert main(["convert-data", str(source), str(out), "--to", "coco", "--overwrite"]) == 1
+    assert capsys.readouterr().err.splitlines()[-1].startswith("error: standard output: cannot be written")
+    assert (out / "annotations").is_dir() and (tmp_path / "out-old" / "mine").exists()
 
 
 def test_a_broken_pipe_elsewhere_is_named() -> None:
