@@ -50,14 +50,15 @@ def judge_boxes(
     # Read as x1, y1, x2, y2, these boxes would be inside the image.
     corner_like = np.all((sides > first) & (sides <= limits + ROUNDING) & (first >= 0), axis=1)
     sticks_out = has_area & (out > ROUNDING)
+    far = out > 0.05 * limits.max(axis=1)  # less: a box of nearly the whole image, whose centre is a little off
     for i in np.flatnonzero(sticks_out).tolist():
-        alike = corner_like[i] and out[i] > 0.05 * limits[i].max()
+        alike = corner_like[i] and far[i]
         what = f"sticks out of its image by {out[i]:.4g} pixels and is cut off there"
         if alike:
             what += f"; it looks like x1, y1, x2, y2, and must be {wanted}"
         add(i, "box_xyxy" if alike else "box_clipped", what, "clipped")
     least, share = LOOKS_XYXY
-    if len(corners) >= least and corner_like.mean() > NEARLY_ALL and sticks_out.mean() >= share:
+    if len(corners) >= least and corner_like.mean() > NEARLY_ALL and (sticks_out & far).mean() >= share:
         what = f"{corner_like.sum()} of {len(corners)} boxes look like x1, y1, x2, y2; expected {wanted}"
         found.insert(0, Defect(file, None, "boxes_xyxy", what, "refused"))
     relative = np.all((corners[:, :2] >= 0) & (corners[:, :2] <= 1) & (sides > 0) & (sides <= 1), axis=1)

@@ -56,7 +56,12 @@ def _yaml(old: str, new: str) -> Change:
 def _corners(root: Path) -> None:
     for path in (root / "labels" / "train").iterdir():
         lines = [(label, *map(float, numbers)) for label, *numbers in map(str.split, path.read_text().splitlines())]
-        path.write_text("".join(f"{k} {x - w / 2} {y - h / 2} {x + w / 2} {y + h / 2}\n" for k, x, y, w, h in lines))
+        path.write_text("".join(f"{k} {x - w} {y - h} {x + w} {y + h}\n" for k, x, y, w, h in lines))
+
+
+def _whole_images(root: Path) -> None:
+    for path in (root / "labels" / "train").iterdir():
+        path.write_text("0 0.54 0.5 1.0 1.0\n" * 2)
 
 
 def _another_image(root: Path) -> None:
@@ -133,6 +138,7 @@ YOLO = [
     Case("two classes of one name", "class_name", 1, _yaml("1: pen", "1: cup")),
     Case("names that differ in case", "class_name", 1, _yaml("1: pen", "1: Cup")),
     Case("all as corners", "boxes_xyxy", 2, _corners),
+    Case("all of nearly the whole image", "box_clipped", 1, _whole_images),
     Case("two images of one label file", "picture_twice", 1, _another_image),
     Case("YAML broken", "yaml_broken|unusable", 2, _yaml("names:", "names: [")),
     Case("YAML key twice", "yaml_broken|unusable", 2, _yaml("names:", "train: images\nnames:")),
