@@ -9,7 +9,7 @@ import select
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import chain, count
 from pathlib import Path
 
@@ -98,6 +98,13 @@ def atomic_write(path: Path) -> Iterator[Path]:
         os.replace(beside, path)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def write_text(place: Path, text: str) -> None:
+    """Writes a whole file or nothing, a device or the target of a link directly. Raises RunFailed like `writing`."""
+    direct = place.is_symlink() or (place.exists() and not place.is_file())
+    with writing(place), nullcontext(place) if direct else atomic_write(place) as file:
+        file.write_text(text, encoding="utf-8")
 
 
 def lock(descriptor: int, wait: bool = False) -> bool:

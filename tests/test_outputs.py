@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from threading import Thread
 
 import pytest
 
-from rtdetr.outputs import OutputError, atomic_write, check_folder
+from rtdetr.outputs import OutputError, atomic_write, check_folder, write_text
 
 
 @pytest.mark.parametrize("old", ["old", None])
@@ -30,6 +31,16 @@ def test_the_target_of_a_link_stays(tmp_path: Path) -> None:
         assert (tmp_path / "link").read_text() == "old"
     assert (tmp_path / "link").read_text() == "new" and not (tmp_path / "link").is_symlink()
     assert (tmp_path / "target").read_text() == "old" and len([*tmp_path.iterdir()]) == 2
+
+
+def test_what_a_user_names_may_be_a_link_or_a_pipe(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    write_text(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "target").read_text() == "new"
+    read, write = os.pipe()
+    write_text(Path(f"/dev/fd/{write}"), "new")
+    assert os.read(read, 4) == b"new"
+    os.close(read), os.close(write)
 
 
 def test_folders_checked_at_the_same_time_are_in_nobodys_way(tmp_path: Path) -> None:

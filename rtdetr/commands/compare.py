@@ -46,7 +46,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     from rtdetr.data.data_arguments import data_updates
     from rtdetr.engine import distributed
     from rtdetr.export.measure import measure
-    from rtdetr.outputs import check_outputs, writing
+    from rtdetr.outputs import check_outputs, write_text
 
     for output in args.output:
         if output.suffix not in (".json", ".md"):
@@ -59,9 +59,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         rows, on = measure(args.weights, files, device, updates, replaced, others=bool(args.files))
     print(table(rows))
     for output in args.output:
-        with writing(output):
-            content = json.dumps({"on": on, "rows": rows}, indent=1) if output.suffix == ".json" else table(rows)
-            output.write_text(content + "\n", encoding="utf-8")
+        content = json.dumps({"on": on, "rows": rows}, indent=1) if output.suffix == ".json" else table(rows)
+        write_text(output, f"{content}\n")
     return 0
 
 

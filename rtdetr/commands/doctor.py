@@ -30,7 +30,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--fast", action="store_true", help="open no image, as training does at its start")
     text = "largest image, in millions of pixels; default: data.max_megapixels of the config, 179"
     parser.add_argument("--max-megapixels", type=integer(1, 10_000), metavar="N", help=text)
-    parser.add_overwrite()
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing FILE of --json")
     args = parser.parse_args(arguments)
 
     from rtdetr.commands.progress import progress
@@ -38,11 +38,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
     from rtdetr.data.defects import Defect
     from rtdetr.data.doctor.examine import examine
     from rtdetr.data.doctor.fix import clean_document, clean_files
-    from rtdetr.outputs import OutputError, atomic_write, check_outputs, writing
+    from rtdetr.outputs import OutputError, check_outputs, write_text
 
     source = shipped_configs().get(args.source, Path(args.source))
     if args.fix and os.path.lexists(args.fix):
-        raise OutputError(f"{args.fix}: exists already; --fix writes to a new place alone")
+        raise OutputError(f"{args.fix}: exists already; --fix needs a path that does not exist")
     check_outputs([each for each in (args.json, args.fix) if each], [source], args.overwrite)
     limit = args.max_megapixels
     one = args.fix is not None and args.fix.suffix.lower() == ".json"
@@ -58,15 +58,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
     for line in lines:
         print(line)
     if args.json:
-        with writing(args.json):
-            args.json.parent.mkdir(parents=True, exist_ok=True)
-            args.json.write_text(json.dumps([each.plain() for each in report.defects()], indent=1), encoding="utf-8")
+        write_text(args.json, json.dumps([each.plain() for each in report.defects()], indent=1))
     if args.fix:
         files = clean_files(report.sets, args.fix)
         documents = {file: clean_document(part) for file, part in files.items()}
         for file, document in documents.items():
-            with writing(file), atomic_write(file) as beside:
-                beside.write_text(json.dumps(document), encoding="utf-8")
+            write_text(file, json.dumps(document))
             images = files[file].data
             where = f", in {images.folder}" if images else ""
             boxes = counted(len(document["annotations"]), "box")

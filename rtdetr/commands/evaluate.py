@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rtdetr.commands.arguments import Parser, add_kernels, thresholds
 from rtdetr.engine.signals import StopSignal
-from rtdetr.outputs import check_folder, check_outputs, writing
+from rtdetr.outputs import check_folder, check_outputs, write_text, writing
 from rtdetr.wording import counted, signal_name
 
 if TYPE_CHECKING:
@@ -112,16 +112,13 @@ def _report(args: argparse.Namespace, result: EvalResult, loader: DetectionLoade
     if args.save_thresholds:
         _save_thresholds(args.weights, result, loader.classes)
     if report:
-        with writing(report):
-            write_report(report, f"{args.weights} on {loader.source.origin}", result, loader.source)
+        write_report(report, f"{args.weights} on {loader.source.origin}", result, loader.source)
         print(f"report: {report}")
 
 
 def _save_json(file: Path, detections: list[dict[str, Any]]) -> str:
     """Writes COCO results, and returns the end of a message about them."""
-    with writing(file):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(detections), encoding="utf-8")
+    write_text(file, json.dumps(detections))
     return f"; {counted(len(detections), 'detection')} written to {file}"
 
 

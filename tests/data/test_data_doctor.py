@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from coco_set import open_coco
+from full_disk import small_files
 from fuzz_data import Tracer, make_sets, try_one
 from hostile_folders import VOC, YOLO, write_voc, write_yolo
 from hostile_named import Case as FolderCase
@@ -218,6 +219,17 @@ def test_existing_places_are_refused(tmp_path: Path, images: Path, capsys: pytes
     assert "is named for two results" in capsys.readouterr().err
     assert cli.main(["doctor", str(annotations), "--json", str(annotations), "--overwrite"]) == 2
     assert "would be read and replaced" in capsys.readouterr().err
+
+
+def test_a_full_disk_keeps_the_earlier_list(tmp_path: Path, images: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    annotations, folder = write_case(SOUND, tmp_path, images)
+    document = json.loads(annotations.read_text())
+    annotations.write_text(json.dumps(document | {"annotations": document["annotations"] + [{}] * 300}))
+    (listed := tmp_path / "list.json").write_text("[]")
+    with small_files():
+        command = ["doctor", str(annotations), "--images", str(folder), "--json", str(listed), "--overwrite"]
+        assert cli.main(command) == 1 and "File too large" in capsys.readouterr().err
+    assert listed.read_text() == "[]" and not [*tmp_path.glob(".*")]
 
 
 def test_what_is_read_is_not_replaced(tmp_path: Path, images: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,6 +23,7 @@ from rtdetr.engine.evaluation.evaluator import (
     figure_text,
     mean_measured,
 )
+from rtdetr.outputs import write_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,7 +51,7 @@ figure img { display: block; border: 1px solid #ccc } .note { color: #666 }
 
 
 def write_report(path: Path, title: str, result: EvalResult, source: DetectionSet) -> None:
-    """Writes the file. source: the evaluated set. Raises OSError, and DataError for an unreadable image."""
+    """Writes the file. source: the evaluated set. Raises RunFailed, and DataError for an unreadable image."""
     truth = counted_truth(source.origin, {info.image_id: (info.height, info.width) for info in source.infos()})
     mistakes = find_mistakes(truth, result.detections)
     names = {each["id"]: each["name"] for each in truth.categories}
@@ -79,8 +80,7 @@ def write_report(path: Path, title: str, result: EvalResult, source: DetectionSe
     ]
     page = f"<!doctype html>\n<html lang=en><meta charset=utf-8><title>{html.escape(title)}</title>"
     page += f"<style>{STYLE}</style>\n<h1>{html.escape(title)}</h1><p>{html.escape(source.summary())}</p>\n"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page + "\n".join(parts) + "\n</html>\n", encoding="utf-8")
+    write_text(path, page + "\n".join(parts) + "\n</html>\n")
 
 
 def _heading(title: str, text: str) -> str:
