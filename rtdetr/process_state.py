@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,30 +18,20 @@ def process_restored() -> Iterator[None]:
     """Context manager: restores random generators, float32 precision, deterministic algorithms, cuDNN's settings, the
     current GPU, torch's thread counts, default type and environment variables at the end, also after an error. Inside,
     gradients are computed and new tensors are float32, whatever the caller has set."""
-    environment, threads, generators = dict(os.environ), torch.get_num_threads(), _generators()
-    precision, deterministic = torch.get_float32_matmul_precision(), _deterministic()
-    settings = [(owner, name, getattr(owner, name)) for owner, name in _settings()]
+    environment, generators = dict(os.environ), _generators()
+    settings = [(read, write, read()) for read, write in _settings()]
     gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None
-    default_type = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
     try:
         with torch.inference_mode(False), torch.enable_grad():
             yield
     finally:
-        torch.set_default_dtype(default_type)
         for name in os.environ.keys() - environment.keys():
             del os.environ[name]
         os.environ.update(environment)
-        if torch.get_num_threads() != threads:
-            torch.set_num_threads(threads)
-        if torch.get_float32_matmul_precision() != precision:
-            torch.set_float32_matmul_precision(precision)
-        if _deterministic() != deterministic:
-            enabled, warn_only = deterministic
-            torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
-        for owner, name, value in settings:
-            if getattr(owner, name) != value:
-                setattr(owner, name, value)
+        for read, write, value in settings:
+            if read() != value:
+                write(value)
         if gpu is not None:
             torch.cuda.set_device(gpu)
         _restore_generators(generators)
@@ -67,8 +58,16 @@ def _deterministic() -> tuple[bool, bool]:
     return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
 
 
-def _settings() -> list[tuple[Any, str]]:
-    """Torch's settings that are attributes. The newer ones of float32 come last: the older ones write to them."""
+def _settings() -> list[tuple[Callable[[], Any], Callable[[Any], object]]]:
+    """What reads each of torch's settings, and what writes it. The newer ones of float32 come last: the older ones
+    write to them."""
     products = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     flags = ("enabled", "benchmark", "deterministic", "allow_tf32")
-    return [*((torch.backends.cudnn, name) for name in flags), *((each, "fp32_precision") for each in products)]
+    attributes = [*((torch.backends.cudnn, name) for name in flags), *((each, "fp32_precision") for each in products)]
+    return [
+        (torch.get_default_dtype, torch.set_default_dtype),
+        (torch.get_num_threads, torch.set_num_threads),
+        (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+        (_deterministic, lambda both: torch.use_deterministic_algorithms(both[0], warn_only=both[1])),
+        *((partial(getattr, *each), partial(setattr, *each)) for each in attributes),
+    ]
