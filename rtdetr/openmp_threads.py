@@ -15,7 +15,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -33,33 +33,28 @@ def yielding_cpu() -> Iterator[None]:
     if any(name in os.environ for name in CHOICES) or not (TASKS.parent / "schedstat").is_file():
         yield
         return
+    with _thread("yielding_cpu", _watch):
+        yield
+
+
+@contextmanager
+def _thread(name: str, run: Callable[[threading.Event], object]) -> Iterator[None]:
+    """Context manager: inside, a thread runs, which ends when its event is set."""
     stop = threading.Event()
-    watch = threading.Thread(target=_watch, args=(stop,), name="yielding_cpu", daemon=True)
-    watch.start()
+    thread = threading.Thread(target=run, args=(stop,), name=name, daemon=True)
+    thread.start()
     try:
         yield
     finally:
         stop.set()
-        watch.join()
+        thread.join()
 
 
-class SleepingTeam:
-    """A team of OpenMP threads that sleeps until `end`."""
+def _sleep(stop: threading.Event) -> None:
+    import torch
 
-    def __init__(self) -> None:
-        self.ended = threading.Event()
-        self.thread = threading.Thread(target=self._stay, name="sleeping_team", daemon=True)
-        self.thread.start()
-
-    def _stay(self) -> None:
-        import torch
-
-        torch.ones(2**20).add_(1)  # work for all threads: each Python thread has an OpenMP team of its own
-        self.ended.wait()
-
-    def end(self) -> None:
-        self.ended.set()
-        self.thread.join()
+    torch.ones(2**20).add_(1)  # work for all threads: each Python thread has an OpenMP team of its own
+    stop.wait()
 
 
 def crowded(shares: Iterable[float]) -> Iterator[bool]:
@@ -91,12 +86,8 @@ def _looks(stop: threading.Event) -> Iterator[float]:
 
 
 def _watch(stop: threading.Event) -> None:
-    team: SleepingTeam | None = None
-    for now in crowded(_looks(stop)):
-        if now and team is None and hasattr(sys.modules.get("torch"), "ones"):  # not while it is being imported
-            team = SleepingTeam()
-        elif team is not None and not now:
-            team.end()
-            team = None
-    if team is not None:
-        team.end()
+    looks = crowded(_looks(stop))
+    while any(looks):  # until it is crowded
+        if hasattr(sys.modules.get("torch"), "ones"):  # not while it is being imported
+            with _thread("sleeping_team", _sleep):
+                all(looks)  # until it is crowded no more

@@ -17,13 +17,12 @@ from rtdetr import cli, openmp_threads
 
 TEAM = """
 import os, torch
-from rtdetr.openmp_threads import SleepingTeam, seconds_queued
+from rtdetr.openmp_threads import _sleep, _thread, seconds_queued
 torch.ones(2**20).add_(1)
 def tasks(): return len(os.listdir("/proc/self/task"))
 before = tasks()
-team = SleepingTeam()
-while tasks() < before + 2: pass  # a Python thread, and the second thread of its team
-team.end()
+with _thread('team', _sleep):
+    while tasks() < before + 2: pass  # a Python thread, and the second thread of its team
 while tasks() > before: pass
 assert seconds_queued() > 0
 """
