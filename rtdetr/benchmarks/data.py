@@ -36,6 +36,8 @@ from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.formats.sources import open_set
 from rtdetr.data.preprocess import to_planes, to_tensor
 from rtdetr.data.shapes import CATEGORIES, draw_image
+from rtdetr.inference.prefetch import one_opencv_thread
+from rtdetr.process_state import process_restored
 
 HEIGHT, WIDTH = 480, 640  # of generated images, as COCO has them
 SCALED = {"nearest": "NEAREST", "linear": "BILINEAR", "area": "BOX", "cubic": "BICUBIC", "lanczos": "LANCZOS"}
@@ -161,14 +163,9 @@ def torchvision_pipeline(size: int, interpolation: str, config: AugmentConfig) -
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    before = cv2.getNumThreads(), torch.get_num_threads()
-    cv2.setNumThreads(1)
-    torch.set_num_threads(1)
-    try:
+    with process_restored(), one_opencv_thread():
+        torch.set_num_threads(1)
         yield
-    finally:
-        cv2.setNumThreads(before[0])
-        torch.set_num_threads(before[1])
 
 
 def measure(source: DetectionSet, count: int, rounds: int) -> list[DataMeasurement]:
