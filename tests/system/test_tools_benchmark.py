@@ -185,5 +185,5 @@ def test_what_a_cpu_cannot_measure_of_the_op_is_null(
 def test_the_training_step_in_two_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     train = tool("benchmarks.train")
     row = train.measure(NANO, "plain", 2, 64, torch.device("cpu"), 2, 4, False, TINY, gpus=2)
-    assert row.mode == "plain, 2 GPUs"
+    assert row.mode == "plain, 2 processes"
     assert row.images_per_s == pytest.approx(2 * 2 * 1e3 / row.ms) and row.loss > 0
