@@ -16,6 +16,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -176,10 +177,8 @@ def measure_train(args: argparse.Namespace) -> int:
         print(f"{config}, batch {args.batch}, {args.size} x {args.size}\n{benchmark_train.HEADER}", flush=True)
         rows = []
         for mode in modes:
-            row = benchmark_train.measure(
-                config, mode, args.batch, args.size, device, args.steps, args.boxes, args.profile,
-                args.update, args.gpus,
-            )  # fmt: skip
+            workload = (args.batch, args.size, device, args.steps, args.boxes, args.profile, args.update)
+            row = benchmark_train.measure_on(args.gpus, partial(benchmark_train.measure, config, mode, *workload))
             rows.append(row)
             print(benchmark_train.row(row), flush=True)
             for name, calls, ms in row.top:

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -104,22 +103,6 @@ def made_up(batch_size: int, size: int, device: torch.device, boxes: int | None,
     return batches
 
 
-def measure(
-    config: str | Path, mode: str, batch_size: int, size: int, device: torch.device, steps: int, boxes: int | None,
-    profiled: bool, updates: list[str], gpus: int = 1,
-) -> TrainMeasurement:  # fmt: skip
-    """Measures one row. With several GPUs each has its own batches, and the row is from the first GPU."""
-    call = (config, mode, batch_size, size, device, steps, boxes, profiled, updates)
-    if gpus == 1:
-        return measure_process(*call)
-    with socket.socket() as free, tempfile.TemporaryDirectory() as place:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-        free.close()
-        torch.multiprocessing.spawn(measure_in_group, (gpus, port, Path(place) / "row.json", call), nprocs=gpus)
-        return TrainMeasurement(**json.loads((Path(place) / "row.json").read_text(encoding="utf-8")))
-
-
 def check_size(size: int, cfg: Config) -> None:
     """Raises ConfigError for a size that the model does not take."""
     queries = max(cfg.model.decoder.num_queries, cfg.model.supervision.num_one_to_many_queries)
@@ -130,24 +113,33 @@ def check_size(size: int, cfg: Config) -> None:
         raise ConfigError(f"--size: expected a cell for each of {queries} queries, got {size}, which has {cells}")
 
 
-def measure_in_group(rank: int, gpus: int, port: int, result: Path, call: tuple[Any, ...]) -> None:
+def measure_on(gpus: int, call: Callable[[], TrainMeasurement]) -> TrainMeasurement:
+    """The row of `call`, a partial `measure`; with several GPUs, each with its own batches, that of the first one."""
+    if gpus == 1:
+        return call()
+    with socket.socket() as free, tempfile.TemporaryDirectory() as place:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        free.close()
+        torch.multiprocessing.spawn(measure_in_group, (gpus, port, Path(place) / "row.json", call), nprocs=gpus)
+        return TrainMeasurement(**json.loads((Path(place) / "row.json").read_text(encoding="utf-8")))
+
+
+def measure_in_group(rank: int, gpus: int, port: int, result: Path, call: Callable[[], TrainMeasurement]) -> None:
     """Runs one of several processes, with torchrun's environment."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(gpus)}
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-    with distributed.process_group(call[4].type):
-        row = measure_process(*call)
-        if distributed.is_main():
-            result.write_text(json.dumps(asdict(row)), encoding="utf-8")
+    row = call()
+    if rank == 0:
+        result.write_text(json.dumps(asdict(row)), encoding="utf-8")
 
 
-def measure_process(
+def measure(
     config: str | Path, mode: str, batch_size: int, size: int, device: torch.device, steps: int, boxes: int | None,
     profiled: bool, updates: list[str],
 ) -> TrainMeasurement:  # fmt: skip
-    gpus = distributed.world_size()
-    device = distributed.choose_device(device.type)
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
+    with tempfile.TemporaryDirectory() as place, distributed.process_group(str(device)) as device:
+        folder, gpus = Path(place), distributed.world_size()
         data = write_data(folder, batch_size * gpus)
         fixed = [f"data.train_batch_size={batch_size}", "data.num_workers=0", "train.estimate_memory=false"]
         cfg = load_config(config, [*data, *fixed, *MODES[mode], *updates])

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -184,6 +185,6 @@ def test_what_a_cpu_cannot_measure_of_the_op_is_null(
 @pytest.mark.heavy  # two more processes import and build everything
 def test_the_training_step_in_two_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     train = tool("benchmarks.train")
-    row = train.measure(NANO, "plain", 2, 64, torch.device("cpu"), 2, 4, False, TINY, gpus=2)
+    row = train.measure_on(2, partial(train.measure, NANO, "plain", 2, 64, torch.device("cpu"), 2, 4, False, TINY))
     assert row.mode == "plain, 2 processes"
     assert row.images_per_s == pytest.approx(2 * 2 * 1e3 / row.ms) and row.loss > 0
