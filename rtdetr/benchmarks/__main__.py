@@ -111,21 +111,12 @@ def command(
     """Adds one command's parser with the common options. profile: help of --profile; empty: without this option."""
     parser: Parser = commands.add_parser(name, help=says, about=f"Measures {says}.")
     if device:
-        there = "cuda" if torch.cuda.is_available() else "cpu"
-        parser.add_argument("--device", type=existing_device, default=there, help="default: a GPU if there is one")
+        parser.add_device()
     if profile:
         parser.add_argument("--profile", action="store_true", help=profile)
     parser.add_argument("--json", type=file_to_write, metavar="FILE", help="write the numbers there too")
     parser.set_defaults(measure=measure)
     return parser
-
-
-def existing_device(text: str) -> torch.device:
-    """Parses a device that exists; for argparse."""
-    try:
-        return choose_device(text)
-    except DeviceError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def file_to_write(text: str) -> Path:
@@ -163,7 +154,7 @@ def measure_data(args: argparse.Namespace) -> int:
 
 def measure_train(args: argparse.Namespace) -> int:
     """Prints the table, row by row as it grows, and writes the JSON file."""
-    device = args.device
+    device = choose_device(args.device)
     possible = benchmark_train.modes_for(device)
     modes = args.modes or possible
     if unknown := {*modes} - {*possible}:
@@ -199,7 +190,7 @@ def measure_eval(args: argparse.Namespace) -> int:
 
 def measure_assignment(args: argparse.Namespace) -> int:
     """Prints the table and writes the JSON file."""
-    device = args.device
+    device = choose_device(args.device)
     environment = printed(benchmark_op.environment(device))
     backends = benchmark_assignment.backends_for(device)
     rows = [
@@ -215,7 +206,7 @@ def measure_assignment(args: argparse.Namespace) -> int:
 
 def measure_infer(args: argparse.Namespace) -> int:
     """Prints each row of the table once measured, and rewrites the JSON file. Returns 1 if a row failed."""
-    device = args.device
+    device = choose_device(args.device)
     updates = [*args.update, *([f"kernels={args.kernels}"] if args.kernels else [])]
     load_config(args.config, updates)  # raises before anything is printed
     environment = printed(benchmark_op.environment(device))
@@ -232,7 +223,7 @@ def measure_infer(args: argparse.Namespace) -> int:
 
 def measure_op(args: argparse.Namespace) -> int:
     """Prints the table, row by row as it grows, and writes the JSON file."""
-    device = args.device
+    device = choose_device(args.device)
     on_gpu = device.type == "cuda"
     wanted = args.cases or ([case.name for case in benchmark_op.CASES] if on_gpu else ["R1"])
     dtypes = args.dtypes or (list(DTYPES) if on_gpu else ["float32"])
