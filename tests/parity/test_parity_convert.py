@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import hashlib
-import importlib.util
 import io
 import json
 import os
@@ -52,17 +50,8 @@ def run_tool(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [str(argument) for argument in arguments]
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = tool().main(command)
+        code = main(["convert", *command])
     return subprocess.CompletedProcess(command, code, out.getvalue(), err.getvalue())
-
-
-@functools.lru_cache
-def tool() -> Any:
-    specification = importlib.util.spec_from_file_location("convert_tool", TOOL)
-    assert specification is not None and specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")
