@@ -328,26 +328,20 @@ def _attention_class(family: str) -> type[nn.Module]:
 
 def _change(family: str, version: str) -> tuple[Any, str, Any]:
     """Return owner, attribute and new value of the single change that makes a family use our op."""
-    modeling = _modeling(family)
-    change: tuple[Any, str, Any]
-    old: Any = None
-    new: Any = None
-    if layer := getattr(modeling, LAYER, None):
-        old, new = layer.forward, _Layer.forward
-        change = layer, "forward", new
-    elif old := getattr(modeling, FUNCTION, None):
-        new = _function
-        change = modeling, FUNCTION, new
-    elif old := getattr(modeling, UNEVEN, None):
-        new = _uneven_function(old)
-        kept = KEEPERS.get(family)
-        change = (_attention_class(family), kept, _shown(kept, new)) if kept else (modeling, UNEVEN, new)
-    if old is None or new is None or _arguments(old) != _arguments(new):
+    owner: Any = _modeling(family)
+    name = next((each for each in (LAYER, FUNCTION, UNEVEN) if hasattr(owner, each)), "")
+    old: Any = getattr(owner, name, None)
+    new: Any = _function if name == FUNCTION else _uneven_function(old) if name == UNEVEN else None
+    if name == LAYER:
+        owner, name, old, new = old, "forward", old.forward, _Layer.forward
+    if old is None or _arguments(old) != _arguments(new):
         raise RuntimeError(
-            f"transformers {version}: the deformable attention of {modeling.__name__} is not written as in the versions"
-            " that patch_transformers knows; nothing was patched"
+            f"transformers {version}: the deformable attention of {_modeling(family).__name__} is not written as in the"
+            " versions that patch_transformers knows; nothing was patched"
         )
-    return change
+    if name == UNEVEN and (kept := KEEPERS.get(family)):
+        return _attention_class(family), kept, _shown(kept, new)
+    return owner, name, new
 
 
 def _arguments(function: Callable[..., Tensor]) -> list[str]:
