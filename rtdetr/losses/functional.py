@@ -28,7 +28,7 @@ def varifocal_loss(logits: Tensor, labels: Tensor, scores: Tensor, matched: Tens
     bounded: logarithms end at -100, as of probabilities (official repo: ppdet/modeling/heads/ppyoloe_head.py:299-306).
     """
     if varifocal.why_not(logits, GAMMA) is None:
-        return varifocal.varifocal(logits, labels, scores, matched, bounded, ALPHA)
+        return varifocal.Varifocal.apply(logits, labels, scores, matched, bounded, ALPHA)
     is_class = matched[..., None] & (torch.arange(logits.shape[-1], device=logits.device) == labels[..., None])
     score, p = is_class * scores[..., None], logits.sigmoid()
     weight = torch.where(is_class, score, ALPHA * p.pow(GAMMA))

@@ -13,11 +13,6 @@ from rtdetr.ops.fused import why_not_fused
 MAX_AXES, GAMMA = 5, 2.0  # the kernel's; kVarifocalAxes and the classes
 
 
-def varifocal(logits: Tensor, labels: Tensor, scores: Tensor, matched: Tensor, bounded: bool, alpha: float) -> Tensor:
-    """See losses.functional.varifocal_loss, which has the twin."""
-    return Varifocal.apply(logits, labels, scores, matched, bounded, alpha)
-
-
 def why_not(logits: Tensor, gamma: float) -> str | None:
     """None if the kernel can run, else a sentence with the reason."""
     if (reason := why_not_fused(logits)) is not None:
@@ -28,8 +23,8 @@ def why_not(logits: Tensor, gamma: float) -> str | None:
 
 
 class Varifocal(torch.autograd.Function):
-    """See `varifocal`. The forward pass also computes the gradient and saves nothing else: a tenth of what autograd
-    would save for the largest tensors of a step."""
+    """See losses.functional.varifocal_loss, which has the twin. The forward pass also computes the gradient and saves
+    nothing else: a tenth of what autograd would save for the largest tensors of a step."""
 
     @staticmethod
     def forward(
