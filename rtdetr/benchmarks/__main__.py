@@ -227,9 +227,10 @@ def measure_op(args: argparse.Namespace) -> int:
     on_gpu = device.type == "cuda"
     wanted = args.cases or ([case.name for case in benchmark_op.CASES] if on_gpu else ["R1"])
     dtypes = args.dtypes or (list(DTYPES) if on_gpu else ["float32"])
-    backends = args.backends or benchmark_op.backends_for(device)
-    if unknown := {*backends} - {*benchmark_op.backends_for(device)}:
-        raise ConfigError(f"backends: expected {', '.join(benchmark_op.backends_for(device))}, got {min(unknown)}")
+    possible = benchmark_op.backends_for(device)
+    backends = args.backends or possible
+    if unknown := {*backends} - {*possible}:
+        raise ConfigError(f"backends: expected {', '.join(possible)}, got {min(unknown)}")
     environment = printed(benchmark_op.environment(device))
     copy_rate = benchmark_op.copy_speed(device)
     if copy_rate:

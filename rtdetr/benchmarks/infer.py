@@ -6,7 +6,6 @@ others. The weights are random. Images are uint8 on the device; the results stay
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import subprocess
@@ -178,7 +177,7 @@ def work(order: dict[str, Any]) -> None:
     autocast = options.pop("autocast", False)
     predictor = Predictor(folder / "model.pth", device, threshold=0.5, **options)
     loaded = time.time()
-    with torch.autocast(device.type, torch.float16) if autocast else contextlib.nullcontext():
+    with torch.autocast(device.type, torch.float16, enabled=autocast):
         height, width = predictor.cfg.data.image_size
         one = torch.randint(0, 256, (1, height, width, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
         predictor.predict_tensors(one).scores.tolist()
