@@ -138,15 +138,15 @@ def full_key(name: str, keys: Collection[str], by: str = "") -> str:
         return SHORT_KEYS[name]
     if "." in name or name in keys or any(key.startswith(f"{name}.") for key in keys):
         return name
-    ending = [key for key in keys if key.rpartition(".")[2] == name]
-    ending = ending or [key for key in GONE if key.rpartition(".")[2] == name and name_here(FOREIGN_KEYS, name) is None]
+    ending = [key for key in keys if _last(key) == name]
+    ending = ending or [key for key in GONE if _last(key) == name and name_here(FOREIGN_KEYS, name) is None]
     if len(ending) == 1:
         return ending[0]
     if ending:
         raise ConfigError(f"{by}{name}: matches several keys, {', '.join(ending)}; write one of them in full")
     if words := foreign_key(name):
         raise ConfigError(f"{by}unknown config key {name}{meant(words)}")
-    ends = {key.rpartition(".")[2]: key for key in keys} | SHORT_KEYS
+    ends = {_last(key): key for key in keys} | SHORT_KEYS
     near = difflib.get_close_matches(name, ends, n=1)
     known = f"did you mean {near[0]} ({ends[near[0]]})?" if near else "the config.yml of a run has them all"
     raise ConfigError(f"{by}unknown config key {name}; {known}")
@@ -157,14 +157,14 @@ def nearest_key(dotted: str, keys: Collection[str]) -> str:
     last word; what another project calls so; or what is spelt nearly so, in its section first."""
     section, _, word = dotted.rpartition(".")
     known = [*dict.fromkeys(key.rsplit(".", cut)[0] for key in keys for cut in range(key.count(".") + 1))]
-    ends = {key: key.rpartition(".")[2] for key in known}
+    ends = {key: _last(key) for key in known}
     if dotted in known:
         return f"; did you mean {dotted.replace('.', ': {')}: ...{'}' * dotted.count('.')}?"
     if ending := [key for key in known if ends[key] == word or key == SHORT_KEYS.get(word)]:
         return f"; did you mean {' or '.join(f'`{key}`' for key in ending)}?"
     if words := foreign_key(word):
         return meant(words)
-    if gone := [key for key in GONE_KEYS if key.rpartition(".")[2] == word]:
+    if gone := [key for key in GONE_KEYS if _last(key) == word]:
         return f"; {gone[0]} is gone: {GONE_KEYS[gone[0]]}"
     for among, cutoff in (([key for key in known if key.rpartition(".")[0] == section], 0.5), (known, 0.7)):
         if near := difflib.get_close_matches(word, [ends[key] for key in among], n=1, cutoff=cutoff):
