@@ -182,6 +182,13 @@ def test_what_a_cpu_cannot_measure_of_the_op_is_null(
     assert row["forward_us"] > 0 and 0 < row["output_error"] < 1e-5
 
 
+def test_the_gpu_that_is_named_takes_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    train = tool("benchmarks.train")
+    monkeypatch.setattr(train.distributed, "process_group", lambda device: {}[device])
+    with pytest.raises(KeyError, match="cuda:1"):
+        train.measure(NANO, "plain", 2, 64, torch.device("cuda:1"), 2, 4, False, TINY)
+
+
 @pytest.mark.heavy  # two more processes import and build everything
 def test_the_training_step_in_two_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     train = tool("benchmarks.train")
