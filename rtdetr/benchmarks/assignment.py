@@ -93,8 +93,7 @@ def measure(
     expected = [linear_assignment(cost, counts, repeats, backend="scipy") for cost, repeats in costs]
 
     def row(backend: AssignmentBackend) -> AssignmentMeasurement:
-        def make() -> list[tuple[Tensor, int]]:
-            return make_costs("plain" if backend == "scipy" else "auto")
+        make = partial(make_costs, "plain" if backend == "scipy" else "auto")
 
         def solve(problems: list[tuple[Tensor, int]] = costs) -> list[Tensor]:
             return [linear_assignment(cost, counts, repeats, backend=backend) for cost, repeats in problems]

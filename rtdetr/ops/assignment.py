@@ -17,7 +17,6 @@ from rtdetr.ops import kernels
 from rtdetr.ops.backend import check_name, check_readable, check_tensors, run, why_not_compiled
 
 AssignmentBackend = Literal["auto", "scipy", "cpu", "cuda"]
-BACKENDS: tuple[str, ...] = get_args(AssignmentBackend)
 MAX_COLUMNS = 2048  # of a problem on a GPU: a block holds them in registers
 LARGEST = 1e300  # largest valid cost; beyond it, sums along a path could overflow
 
@@ -101,7 +100,7 @@ def resolve_assignment_backend(
     backend: AssignmentBackend, cost: Tensor, counts: Sequence[int], repeats: int
 ) -> Literal["scipy", "cpu", "cuda"]:
     """Return the backend that runs. `auto` uses scipy if no kernel can run; a named backend raises RuntimeError."""
-    check_name(backend, BACKENDS)
+    check_name(backend, get_args(AssignmentBackend))
     if backend == "scipy" or (backend == "auto" and kernels.are_plain()):
         return "scipy"
     device: Literal["cpu", "cuda"] = "cuda" if cost.is_cuda else "cpu"
