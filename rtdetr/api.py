@@ -55,9 +55,11 @@ class RTDETRv3:
     def __init__(
         self, predictors: Predictors | None = None, weights: Path | None = None, source: dict[str, str] | None = None
     ) -> None:
-        if predictors is None or isinstance(predictors, (str, os.PathLike)):
-            given, name = ("", "NAME OR FILE") if predictors is None else (repr(predictors), repr(predictors))
-            raise DataError(f"RTDETRv3({given}): a model is opened by RTDETRv3.from_pretrained({name})")
+        from rtdetr.inference.predictors import Predictors
+
+        if not isinstance(predictors, Predictors):
+            name = repr(predictors) if isinstance(predictors, (str, os.PathLike)) else "NAME OR FILE"
+            raise DataError(f"RTDETRv3(): a model is opened by RTDETRv3.from_pretrained({name})")
         self.cfg, self.classes, self.device = predictors.cfg, predictors.classes, predictors.device
         self.weights = weights  # the file of the network's weights, None for random weights
         self.source = source  # provenance and licence of the weights

@@ -79,6 +79,9 @@ def _evaluate(args: argparse.Namespace, signals: StopSignal) -> int:
         detector: nn.Module = model.to(device)
         if args.deployed:
             half = args.deployed == "float16"
+            if half and (device.type, cfg.kernels) != ("cuda", "auto"):
+                got = f"{device} and kernels={cfg.kernels}"
+                raise ConfigError(f"--deployed float16: expected a GPU and kernels=auto, got {got}")
             detector = DetectorModule(Predictor.of(model, cfg, classes, device, half=half).predict_tensors)
         report = args.report and args.report / "report.html"
         outputs = [path for path in (args.save_json, report) if path]

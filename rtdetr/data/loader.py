@@ -283,7 +283,7 @@ def build_train_loader(
     if len(batches) == 0:
         most = batches.num_samples // world_size
         each = f" in each of {world_size} processes" if world_size > 1 else ""
-        advice = f"set data.train_batch_size to {most} or less" if most else "train with fewer processes"
+        advice = f"lower data.train_batch_size to {most}" if most else "train with fewer processes"
         raise DataError(
             f"{source.annotation_file}: {counted(batches.num_samples, 'image')} cannot fill one batch of "
             f"{data.train_batch_size}{each}; {advice}"

@@ -52,4 +52,4 @@ def test_deployed_the_figures_are_the_same(
     scores = [[each["score"] for each in detections] for _, detections in found]
     assert scores[0] == pytest.approx(scores[1], abs=1e-4) and found[0][1] != found[1][1]
     assert run("eval -w model.pth --device cpu --deployed float16") == 2
-    assert message("expected", "half", "GPU", "cpu").search(capsys.readouterr().err)
+    assert message("expected", "--deployed float16", "GPU", "cpu").search(capsys.readouterr().err)

@@ -168,6 +168,7 @@ PYTHON: dict[str, tuple[Callable[[Model], Any], Any]] = {
     "result.plot()": (lambda model: model("a.png").plot(), "did you mean draw()?"),
     "YOLO": (lambda model: rtdetr.YOLO(), "no attribute 'YOLO'; did you mean RTDETRv3.from_pretrained(FILE)?"),
     "RFDETRBase()": (lambda model: RTDETRv3(), "a model is opened by RTDETRv3.from_pretrained(NAME OR FILE)"),
+    "RTDETRv3(network)": (lambda model: RTDETRv3(model.model), "RTDETRv3.from_pretrained(NAME OR FILE)"),
     "device='mps'": (lambda model: Model.from_pretrained("m.pth", device="mps"), "device mps: expected cpu, cuda or"),
     "torch_dtype=": (lambda model: Model.from_pretrained("m.pth", torch_dtype=1), "did you mean half=?"),
     "from_pretrained('rtdetr-l.pt')": (lambda model: Model.from_pretrained("rtdetr-l.pt"), "`rtdetr weights` lists"),
