@@ -87,7 +87,9 @@ def _looks(stop: threading.Event) -> Iterator[float]:
 
 def _watch(stop: threading.Event) -> None:
     looks = crowded(_looks(stop))
-    while any(looks):  # until it is crowded
-        if hasattr(sys.modules.get("torch"), "ones"):  # not while it is being imported
+    for now in looks:
+        if now and hasattr(sys.modules.get("torch"), "ones"):  # not while it is being imported
             with _thread("sleeping_team", _sleep):
-                all(looks)  # until it is crowded no more
+                for still in looks:
+                    if not still:
+                        break
