@@ -32,6 +32,7 @@ from rtdetr.commands.arguments import Parser, add_kernels, count
 from rtdetr.config import ConfigError, load_config
 from rtdetr.data.classes import DataError
 from rtdetr.engine.distributed import DeviceError, choose_device, let_memory_grow
+from rtdetr.outputs import RunFailed, write_text
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -40,9 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parsed(arguments)
     try:
         return int(args.measure(args))
-    except (ConfigError, DataError, DeviceError) as error:
+    except (ConfigError, DataError, DeviceError, RunFailed) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+        return 1 if isinstance(error, RunFailed) else 2
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -136,7 +137,7 @@ def printed(environment: dict[str, str]) -> dict[str, str]:
 def write_json(file: Path | None, content: object) -> None:
     """Writes the content, in which dataclasses become objects, unless there is no file."""
     if file:
-        file.write_text(json.dumps(content, indent=1, default=asdict), encoding="utf-8")
+        write_text(file, json.dumps(content, indent=1, default=asdict))
 
 
 def measure_data(args: argparse.Namespace) -> int:

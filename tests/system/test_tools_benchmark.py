@@ -165,6 +165,8 @@ def test_assignment_beside_scipy_and_without_kernels(
     said = capsys.readouterr().out
     assert len(said.splitlines()) == 2 + bool(why_not) + len(rows) and (why_not or "") in said
     assert all(row["same_as_scipy"] == 1 and len(row["apart_ms"]) == 2 for row in rows)
+    assert benchmark.main([*call[:-1], "/dev/full"]) == 1
+    assert "/dev/full: cannot be written" in capsys.readouterr().err
 
 
 def test_what_a_cpu_cannot_measure_of_the_op_is_null(
