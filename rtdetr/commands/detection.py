@@ -188,6 +188,7 @@ def detect_listed(args: argparse.Namespace, folder: Path, slices: Slices | None)
 
 
 def _unread(done: Done, file: Path) -> bool:
+    """Whether a file could not be read, which is printed."""
     if done.errors:
         print(f"{done.errors} of {counted(done.images, 'file')} could not be read; {file} says why", file=sys.stderr)
     return bool(done.errors)

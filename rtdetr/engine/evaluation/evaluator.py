@@ -95,8 +95,8 @@ class EvalResult(NamedTuple):
         which only the evaluated images count; given: thresholds by category id."""
         return self._replace(points=operating_points(counted_truth(origin, self.sizes), self.detections, given))
 
-    def table(self, most: int = 10_000) -> str:
-        """The figures and the AP of every class, at most of that many, for a terminal."""
+    def table(self, most: int | None = None) -> str:
+        """The figures and the AP of every class, or of the first `most`, for a terminal."""
         lines = [f"  {FIGURE_NAMES[key]:20s} {figure_text(value)}" for key, value in self.figures.items()]
         width = max([5, *(len(each.name) for each in self.classes)])
         more = " ".join(f"{name:>9s}" for name in OperatingPoint._fields) if self.points else ""
@@ -105,7 +105,7 @@ class EvalResult(NamedTuple):
             figures = [figure_text(each.ap), figure_text(each.ap50)]
             figures += [f"{figure_text(value):>9s}" for value in self.points.get(each.category_id, ())]
             lines.append(f"  {each.name:{width}s} {each.category_id:6d} {each.num_boxes:7d} {' '.join(figures)}")
-        if (left := len(self.classes) - most) > 0:
+        if most is not None and (left := len(self.classes) - most) > 0:
             lines.append(f"  ... and {counted(left, 'more class')}; `rtdetr eval` lists all")
         return "\n".join(lines)
 
@@ -325,8 +325,8 @@ def _point(
     if given is None:  # half-way between the last one that should count and the next: other hardware rounds differently
         last, _ = best_f1(scores, right, num_objects)
         given = (last + float(max(scores[scores < last], default=LOWEST))) / 2
-    counted = scores >= given
-    hits, found = int(right[counted].sum()), int(counted.sum())
+    chosen = scores >= given
+    hits, found = int(right[chosen].sum()), int(chosen.sum())
     precision = hits / found if found else math.nan
     recall = hits / num_objects if num_objects else math.nan
     return OperatingPoint(given, precision, recall, 2 * hits / (found + num_objects) if num_objects else math.nan)

@@ -19,7 +19,7 @@ NOTHING = 0.0005  # an AP below this prints as .000
 
 
 def on_data(train: DetectionSet, val: DetectionSet) -> Iterator[str]:
-    """Yields warnings about images that are in both sets and about classes with few boxes."""
+    """Yields warnings about images in both sets or listed twice, missing boxes, and classes with few boxes."""
     shared = in_both(train, val)
     if shared:
         yield (
