@@ -137,7 +137,7 @@ class Certificate:
         if self.ap and abs(self.ap.file - self.ap.model) > self.bounds.ap:
             return f"its AP differs from PyTorch's by more than {self.bounds.ap:g}: {self.ap.text()}"
         if not any(each.detections for each in self.comparisons) and self.bounds.least and not self.not_run:
-            return "no image could be compared"
+            return "no image could be compared, as cells of equal score compete for the last query; train the model"
         return ""
 
     def table(self) -> str:

@@ -94,6 +94,13 @@ def test_8_bits_that_fail_on_generated_images_ask_for_others(precision: Precisio
     assert certificate.reason().endswith("--images like those of --calibrate") is named
 
 
+def test_a_file_of_which_no_image_is_decided_says_why() -> None:
+    """As of a model with random weights: its cells may all have the same score."""
+    compared = [Comparison("onnxruntime", "random", 1, 64, 96, 0, 0, 0.0, 0.0, 1, True)]
+    certificate = Certificate("x", "", 0, "onnx", "fp32", BOUNDS["fp32"], "w", GENERATED, compared)
+    assert "equal score" in certificate.reason()
+
+
 @pytest.mark.parametrize(
     ("precision", "missing", "passed"),
     [
