@@ -14,7 +14,7 @@ from rtdetr.ops import compiled, resolve_backend, why_not_compiled
 def report() -> dict[str, Any]:
     """Data of the report: `libraries` (what setup.py did, why one is unusable), `devices` (the backend under auto)."""
     libraries = {
-        kind: {**compiled.INFO.get(kind, {"built": False}), "usable": why is None, "why_not": why}
+        kind: {"built": False, **compiled.INFO.get(kind, {}), "usable": why is None, "why_not": why}
         for kind, why in compiled.WHY_NOT.items()
     }
     devices = {}
