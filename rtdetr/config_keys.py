@@ -148,7 +148,7 @@ def full_key(name: str, keys: Collection[str], by: str = "") -> str:
         raise ConfigError(f"{by}unknown config key {name}{meant(words)}")
     ends = {_last(key): key for key in keys} | SHORT_KEYS
     near = difflib.get_close_matches(name, ends, n=1)
-    known = f"did you mean {near[0]} ({ends[near[0]]})?" if near else "the config.yml of a run has them all"
+    known = f"did you mean {ends[near[0]]}?" if near else "the config.yml of a run has them all"
     raise ConfigError(f"{by}unknown config key {name}; {known}")
 
 

@@ -61,6 +61,7 @@ COMMANDS = {
     "train shapes optimizer=SGD": (2, "optimizer=SGD is not an argument; AdamW is used, and Muon where"),
     "train shapes -u mosaic=0": (2, f"unknown config key mosaic{MEANT}data.augment.paste_prob=X?"),
     "train shapes -u device=0": (2, f"unknown config key device{MEANT}--device?"),
+    "train shapes -u kernel=plain": (2, f"unknown config key kernel{MEANT}kernels?"),
     "train shapes --resume": (2, "argument -r/--resume: expected one argument"),
     "eval model.pth batch=3": (
         2,
