@@ -159,7 +159,7 @@ def measure_train(args: argparse.Namespace) -> int:
     possible = benchmark_train.modes_for(device)
     modes = args.modes or possible
     if unknown := {*modes} - {*possible}:
-        raise ConfigError(f"--modes: expected {', '.join(possible)} on a {device.type}, got {min(unknown)!r}")
+        raise ConfigError(f"--modes: expected {'; '.join(possible)} on a {device.type}, got {min(unknown)!r}")
     for config, mode in itertools.product(args.config, modes):
         benchmark_train.check_size(args.size, load_config(config, [*benchmark_train.MODES[mode], *args.update]))
     if device.type == "cuda":

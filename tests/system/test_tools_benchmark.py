@@ -110,7 +110,7 @@ def test_kernels_reach_the_model(monkeypatch: pytest.MonkeyPatch, option: list[s
         (["train", "--device", "cpu", "-u", "trian.epochs=1", "-u", "seed=1"], "unknown key"),
         (
             ["train", "--device", "cpu", "--modes", "plain", "graphs"],
-            "--modes: expected plain, eager, one group, eager",
+            "--modes: expected plain; eager; one group, eager",
         ),
         (["infer", "--device", "cpu", "-c", "nonsense"], "nonsense: no config of that name"),
         (["eval", "--conf", "3"], "--conf is not an option here"),
