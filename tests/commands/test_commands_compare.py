@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 from export_cases import write_checkpoint
 from messages import message
+from plain_kernels import OurOperators
 
 from rtdetr.cli import main
 from rtdetr.commands.compare import HEADS, exports_beside
+from rtdetr.ops.compiled import WHY_NOT
 from rtdetr.weights.catalogue import checkpoint_of
 from rtdetr.weights.checkpoint import load_checkpoint, save_checkpoint
 
@@ -41,6 +43,13 @@ def test_the_table_has_a_row_for_each_file(folder: Path, tmp_path: Path, capsys:
     assert ours["score"] is None and theirs["box"] == max(each["box"] for each in certificate["comparisons"])
     assert all(row[key] > 0 for row in (ours, theirs) for key in ("latency_ms", "images_per_second"))
     assert theirs["megabytes"] == (folder / "model.pt2").stat().st_size / 1e6
+
+
+@pytest.mark.parametrize("kernels", [["--kernels", "plain"], []])
+def test_a_checkpoint_runs_with_the_kernels_that_are_asked_for(folder: Path, kernels: list[str]) -> None:
+    with OurOperators() as called:
+        assert main(["compare", str(folder / "model.pth"), str(folder / "model.pth"), "--device", "cpu", *kernels]) == 0
+    assert bool(called.names) == (not kernels and WHY_NOT["cpu"] is None)
 
 
 def test_files_with_a_certificate_are_taken(tmp_path: Path) -> None:
