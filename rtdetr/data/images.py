@@ -133,9 +133,7 @@ def _decoded(jpeg: Jpeg) -> NDArray[np.uint8] | None:
         pixels = cv2.imdecode(jpeg.content, cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION)
     except cv2.error:  # more pixels than OpenCV allows
         return None
-    if pixels is None or pixels.shape[1::-1] != jpeg.size:
-        return None
-    return np.asarray(pixels, np.uint8)
+    return np.asarray(pixels, np.uint8) if pixels is not None and pixels.shape[1::-1] == jpeg.size else None
 
 
 def _if_jpeg(path: Path) -> bytes | None:
@@ -174,9 +172,11 @@ def _may_tell_late(path: Path, opened: Image.Image) -> bool:
 
 
 def _orientation(opened: Image.Image, decoded: bool = True) -> int:
-    """The EXIF orientation; 1 if there is none or it is damaged. decoded: PIL may decode the image to find it."""
+    """The EXIF orientation; 1 if there is none or it is damaged. decoded: a PNG may be decoded to find it."""
+    if decoded and opened.format == "PNG" and "exif" not in opened.info:
+        opened.load()  # as getexif() would, but not in the `try`: of damaged pixels a second load() returns a part
     try:
-        value = (opened.getexif() if decoded else Image.Image.getexif(opened)).get(ExifTags.Base.Orientation)
+        value = Image.Image.getexif(opened).get(ExifTags.Base.Orientation)
     except UNREADABLE:
         return 1
     return value if isinstance(value, int) else 1
@@ -263,10 +263,9 @@ def sideways(path: Path, annotated: tuple[int, int]) -> Image.Transpose | None:
     if annotated == upright:
         return None
     if orientation not in SIDEWAYS_BACK or annotated != upright[::-1]:
-        (height, width), (their_height, their_width) = upright, annotated
         raise DataError(
-            f"{path}: the image is {width} x {height} but its annotations say {their_width} x {their_height}, so its "
-            "boxes cannot be trusted (resized later?)"
+            f"{path}: the image is {upright[1]} x {upright[0]} but its annotations say {annotated[1]} x "
+            f"{annotated[0]}, so its boxes cannot be trusted (resized later?)"
         )
     return UPRIGHT[orientation]
 

@@ -69,6 +69,7 @@ BAD = {
     "page.jpg": (b"<!DOCTYPE html><html><body>404</body></html>", "its bytes are of none of the formats JPEG, PNG, "),
     "truncated.jpg": (as_bytes("JPEG")[:-400], "truncated"),
     "truncated.png": (as_bytes("PNG")[:-40], "truncated"),
+    "pixels.png": (png(2, 2, chunk(b"IDAT", b"no pixels")), "broken data stream"),
     "bomb.png": (png(60_000, 60_000, chunk(b"IDAT", b"")), "it claims to be larger than data.max_megapixels=179"),
     "chunk.png": (
         png(2, 2, chunk(b"IDAT", zlib.compress(b"\0\1\2")[:5]), chunk(b"ID\0T", b"")),
