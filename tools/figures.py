@@ -25,13 +25,11 @@ sys.path.insert(0, str(ROOT))  # a clone works without being installed
 
 def detections(model: Any, files: list[Path], side: int = 300, gap: int = 4) -> Any:
     """Eight images with their boxes, in two rows."""
-    from PIL import Image
+    from PIL import Image, ImageOps
 
     sheet = Image.new("RGB", (4 * side + 3 * gap, 2 * side + gap), "white")
     for i, result in enumerate(model.predict(files[:8])):
-        drawn = result.draw()
-        drawn.thumbnail((side, side))
-        sheet.paste(drawn, (i % 4 * (side + gap), i // 4 * (side + gap)))
+        sheet.paste(ImageOps.contain(result.draw(), (side, side)), (i % 4 * (side + gap), i // 4 * (side + gap)))
     return sheet
 
 
