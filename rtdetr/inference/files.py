@@ -44,8 +44,8 @@ class Listing:
         if self.folders:
             names = ", ".join(str(folder) for folder in self.folders[:3])
             more = ", ..." if len(self.folders) > 3 else ""
-            into = option("--recursive looks", f"a glob such as {self.folders[0].parent}/**/*.jpg looks")
-            parts.append(f"{counted(len(self.folders), 'sub-folder')} ({names}{more}; {into} into them)")
+            into = f"a glob such as {self.folders[0].parent}/**/*.jpg{option(', or predict --recursive,', '')}"
+            parts.append(f"{counted(len(self.folders), 'sub-folder')} ({names}{more}; {into} looks into them)")
         return f"left out: {' and '.join(parts)}" if parts else ""
 
 

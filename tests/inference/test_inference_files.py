@@ -9,6 +9,7 @@ from messages import message
 
 from rtdetr.data.classes import DataError
 from rtdetr.inference.files import find_images
+from rtdetr.wording import command_running
 
 
 @pytest.fixture
@@ -69,6 +70,8 @@ def test_a_source_without_images_is_refused(folder: Path) -> None:
     (folder / "sub" / "c.jpg").unlink()
     with pytest.raises(DataError, match=message("no image there", "sub", "1 sub-folder", "sub/**/*.jpg")):
         find_images([str(folder), str(folder / "sub")])
+    with command_running(), pytest.raises(DataError, match=message("no image there", "sub/", "predict --recursive")):
+        find_images([str(folder / "sub")])  # `rtdetr export --images` has no --recursive
     with pytest.raises(DataError, match="source: got an empty name"):
         find_images([""])  # not the working directory
     with pytest.raises(DataError, match=r"nowhere.*no image found"):
