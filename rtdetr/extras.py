@@ -18,5 +18,5 @@ def optional(module: str, extra: str, purpose: str) -> ModuleType:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise MissingPackage(
-            f'{purpose} needs the package {error.name}, which is not installed: pip install "rtdetr[{extra}]"'
+            f'{purpose} needs the package {error.name or module}, which is not installed: pip install "rtdetr[{extra}]"'
         ) from error

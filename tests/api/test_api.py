@@ -30,7 +30,7 @@ from rtdetr.config import ConfigError, find_config, keyword_updates
 from rtdetr.data.classes import Classes, DataError
 from rtdetr.data.data_arguments import data_updates
 from rtdetr.engine.run_files.metrics import read_rows
-from rtdetr.extras import MissingPackage
+from rtdetr.extras import MissingPackage, optional
 from rtdetr.inference.predictors import Predictors
 from rtdetr.models.postprocess import EndToEnd
 from rtdetr.models.rtdetrv3 import build_model
@@ -136,6 +136,10 @@ def test_a_missing_package_is_one_sentence(
     for call in (lambda: RTDETRv3.from_pretrained("owner/model"), lambda: model.push_to_hub("owner/model")):
         with pytest.raises(MissingPackage, match=r'pip install "rtdetr\[hub\]"'):
             call()
+    (tmp_path / "broken.py").write_text("raise ModuleNotFoundError('a part is not there')")  # names no module
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(MissingPackage, match="the package broken, which"):
+        optional("broken", "onnx", "the format onnx")
 
 
 def test_supervision_gets_its_detections(model: RTDETRv3, image: Path, monkeypatch: pytest.MonkeyPatch) -> None:
