@@ -337,9 +337,9 @@ def why_not_run(path: Path) -> str:
 def _open_coreml(path: Path, device: torch.device) -> Opened:
     """Opens a Core ML package. On systems other than macOS its metadata can be read, but it does not run."""
     models = optional("coremltools", "coreml", str(path)).models
-    damage = importlib.import_module("google.protobuf.message").DecodeError
+    damage = importlib.import_module("google.protobuf.message").DecodeError, AttributeError  # no such root model
     reason = why_not_run(path)
-    with load_errors(path, "damaged, or no Core ML package", OSError, RuntimeError, ValueError, damage):
+    with load_errors(path, "damaged, or no Core ML package", OSError, RuntimeError, ValueError, *damage):
         package = models.MLModel(str(path), skip_model_load=bool(reason))
         description = package.get_spec().description
         entries: dict[str, str] = json.loads(package.user_defined_metadata.get("rtdetr", "{}"))

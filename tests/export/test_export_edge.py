@@ -122,6 +122,12 @@ def test_core_ml_package_is_written_and_not_called_compared(folder: Path, capsys
     assert main(["export", str(folder / "model.pth"), "--check", str(file)]) == 0
     assert main(["predict", "-w", str(file), str(folder / "shapes" / "val"), "--output-dir", str(folder / "out")]) == 2
     assert "Core ML runs on macOS alone" in capsys.readouterr().err
+    manifest = file / "Manifest.json"
+    content = manifest.read_text()
+    manifest.write_text(content.replace('"rootModelIdentifier": "', '"rootModelIdentifier": "x'))
+    assert main(["export", str(folder / "model.pth"), "--check", str(file)]) == 1
+    assert "damaged, or no Core ML package" in capsys.readouterr().err
+    manifest.write_text(content)
     flip_a_bit(file / COREML_WEIGHTS)
     assert main(["export", str(folder / "model.pth"), "--check", str(file)]) == 1
     assert message("other weights").search(capsys.readouterr().err)
