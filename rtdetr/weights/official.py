@@ -145,8 +145,8 @@ def _recognise_backbone(shapes: Mapping[str, tuple[int, ...]], path: str | Path)
     stem = shapes.get("backbone.conv1.conv1_1.conv.weight")
     if not depths or stem is None:
         raise ConvertError(
-            f"{path}: no known ResNet-vd; expected stages of {' or '.join(map(str, STAGE_BLOCKS.values()))} blocks and"
-            f" a stem of three convolutions, got {counts}"
+            f"{path}: no known ResNet-vd; expected stages of {' or '.join(map(str, sorted({*STAGE_BLOCKS.values()})))} "
+            f"blocks and a stem of three convolutions, got {counts} and {'no' if stem is None else 'a'} stem"
         )
     frozen = depths[0] >= 50
     return BackboneConfig(

@@ -27,6 +27,7 @@ from rtdetr.weights.catalogue import OFFICIAL, RELEASES, Release, checkpoint_of,
 from rtdetr.weights.checkpoint import CheckpointError, load_checkpoint
 from rtdetr.weights.download import OfficialFile
 from rtdetr.weights.load import model_from_checkpoint, read_checkpoint, stored_content, warm_start
+from rtdetr.weights.official import recognise
 from rtdetr.weights.official_names import official_layout, official_names
 from rtdetr.weights.training_parts import OTHER_SELECTOR
 
@@ -234,6 +235,12 @@ def test_files_of_no_detector_are_refused_by_their_path(source: nn.Module, serve
         with pytest.raises(CheckpointError, match=sentence) as error:
             model_from_checkpoint(file)
         assert str(file) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_an_official_file_without_its_stem_is_described() -> None:
+    names = [f"backbone.res{stage}.res{stage}{block}.branch2a.conv.weight" for stage in (2, 3, 4, 5) for block in "ab"]
+    with pytest.raises(CheckpointError, match=r"got \(2, 2, 2, 2\) and no stem$"):
+        recognise({name: torch.zeros(1) for name in names}, "x.pdparams")
 
 
 @pytest.mark.parametrize("copied", [True, False])
