@@ -243,13 +243,7 @@ class RTDETRv3:
         """
         import torch
 
-        from rtdetr.data.custom import KEY, name_of, without_custom
-        from rtdetr.engine import distributed
-        from rtdetr.engine.evaluation.evaluator import FIGURE_NAMES
-        from rtdetr.engine.run_files.metrics import best_row
-        from rtdetr.engine.trainer import Trainer  # here, because torchvision takes as long as torch to import
         from rtdetr.process_state import process_restored
-        from rtdetr.weights.checkpoint import load_checkpoint
 
         self._network("train")
         if torch.is_autocast_enabled(self.device.type):  # its cache of weights would outlast the steps
@@ -258,21 +252,26 @@ class RTDETRv3:
         given = settings if epochs is None else {"epochs": epochs, **settings}
         # max_iterations of an earlier run would end this one sooner
         first = [] if epochs is None or from_file is not None else ["train.max_iterations=0"]
-        base = load_checkpoint(from_file)["config"] if from_file is not None else without_custom(self.cfg, self.weights)
         updates = [*data_updates(data), *first, *keyword_updates(given)]
-        if augment is not None:
-            updates.append(f"{KEY}={json.dumps(name_of(augment))}")
-        cfg = config_from_dict(base, str(self.weights or self.cfg.name), updates, "train()")
-        chosen = None if output_dir is None else path_of("output_dir", output_dir)
-        with (
-            process_restored(),
-            tempfile.TemporaryDirectory() as temporary,
-            distributed.process_group(str(self.device), training=True) as device,
-        ):
-            folder = distributed.from_main(lambda: choose_folder(chosen, from_file, cfg.name, overwrite))
-            tuning = None if from_file is not None else self._file_of_weights(Path(temporary))
-            trainer = Trainer(cfg, folder, device, from_file, tuning, callbacks=callbacks, augment=augment)
-            stopped_by = trainer.run(lambda: prepare_folder(folder, from_file, overwrite))
+        with process_restored(), tempfile.TemporaryDirectory() as temporary:
+            # Here, because importing torchvision takes as long as torch, and sets an environment variable.
+            from rtdetr.data.custom import KEY, name_of, without_custom
+            from rtdetr.engine import distributed
+            from rtdetr.engine.evaluation.evaluator import FIGURE_NAMES
+            from rtdetr.engine.run_files.metrics import best_row
+            from rtdetr.engine.trainer import Trainer
+            from rtdetr.weights.checkpoint import load_checkpoint
+
+            base = load_checkpoint(from_file)["config"] if from_file else without_custom(self.cfg, self.weights)
+            if augment is not None:
+                updates.append(f"{KEY}={json.dumps(name_of(augment))}")
+            cfg = config_from_dict(base, str(self.weights or self.cfg.name), updates, "train()")
+            chosen = None if output_dir is None else path_of("output_dir", output_dir)
+            with distributed.process_group(str(self.device), training=True) as device:
+                folder = distributed.from_main(lambda: choose_folder(chosen, from_file, cfg.name, overwrite))
+                tuning = None if from_file is not None else self._file_of_weights(Path(temporary))
+                trainer = Trainer(cfg, folder, device, from_file, tuning, callbacks=callbacks, augment=augment)
+                stopped_by = trainer.run(lambda: prepare_folder(folder, from_file, overwrite))
         best = next(file for file in (folder / "best.pth", folder / "last.pth", from_file) if file and file.is_file())
         options: Any = {"compile": self._predictors.compile, "half": self._predictors.half}
         self.__dict__.update(vars(type(self).from_pretrained(best, device=str(self.device), **options)))
@@ -286,7 +285,6 @@ class RTDETRv3:
         """The twelve COCO figures (`.figures`), the AP of every class (`.classes`), the threshold with its best F1
         (`.thresholds`, `.points`) and the detections, on `data` as in `train`, by default the config's validation set.
         Under torchrun only the first process gets them."""
-        from rtdetr.data.loader import build_val_loader  # here, as in train()
         from rtdetr.engine import distributed
         from rtdetr.engine.evaluation.evaluator import evaluate
         from rtdetr.ops.kernels import using
@@ -299,6 +297,8 @@ class RTDETRv3:
             if getattr(cfg, section) != getattr(self.cfg, section):
                 raise ConfigError(f"evaluate(): keys of `{section}` have no effect on it; leave them out")
         with process_restored(), distributed.process_group(str(self.device)) as device, using(cfg.kernels):
+            from rtdetr.data.loader import build_val_loader  # here, as in train()
+
             loader = build_val_loader(cfg, self.classes, distributed.rank(), distributed.world_size(), match_classes)
             result = evaluate(detector, loader, loader.source.origin, loader.classes, cfg.eval, device)
             return None if result is None else result.with_points(loader.source.origin)

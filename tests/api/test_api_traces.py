@@ -8,6 +8,8 @@ import logging
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -89,6 +91,17 @@ def test_a_method_leaves_no_traces(checkpoint: Path, tmp_path: Path, method: str
     before = state()
     METHODS[method](model, tmp_path)
     assert differences(before) == []
+
+
+@pytest.mark.parametrize("call", ["evaluate()", "train(max_iterations=1, output_dir='run', num_workers=0)"])
+def test_what_is_imported_for_a_method_leaves_no_traces(
+    checkpoint: Path, tmp_path: Path, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)  # importing torchvision sets it
+    code = f"""import os; from rtdetr import RTDETRv3
+model = RTDETRv3.from_pretrained({str(checkpoint)!r}, device="cpu"); before = dict(os.environ); model.{call}
+assert dict(os.environ) == before, os.environ.keys() - before.keys()"""
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
 
 
 @pytest.mark.parametrize("setting", [torch.no_grad, torch.inference_mode])
