@@ -100,9 +100,11 @@ def check_tensors(**named: object) -> None:
 
 
 def check_readable(name: str, values: object, on_meta: bool = False) -> None:
-    """Raises ValueError for numbers in a tensor on the meta device, which holds none; on_meta: they are not read."""
-    if isinstance(values, Tensor) and values.is_meta and not on_meta:
-        raise ValueError(f"{name}: expected a tensor that holds numbers, got one on the meta device")
+    """Raises ValueError for a tensor that `check_tensors` refuses and, unless on_meta, for one on the meta device."""
+    if isinstance(values, Tensor):
+        check_tensors(**{name: values})
+        if values.is_meta and not on_meta:
+            raise ValueError(f"{name}: expected a tensor that holds numbers, got one on the meta device")
 
 
 def is_pair(pair: object) -> bool:

@@ -29,6 +29,8 @@ NO_TENSORS = [
     (lambda x, s: (x.value, s, torch.empty(3, device="meta"), x.locations, x.weights), "level_start_index: .* meta"),
     (lambda x, s: (x.value, SHAPES, None, x.locations + 0j, x.weights), "sampling_locations: .* got .*complex64"),
     (lambda x, s: (x.value.to_sparse(), SHAPES, None, x.locations, x.weights), "value: .* got .*sparse"),
+    (lambda x, s: (x.value, s + 0j, None, x.locations, x.weights), "spatial_shapes: .* got .*complex64"),
+    (lambda x, s: (x.value, s.to_sparse(), None, x.locations, x.weights), "spatial_shapes: .* got .*sparse"),
     (lambda x, s: (x.value, None, None, x.locations, x.weights), r"spatial_shapes: expected pairs .* got None"),
     (lambda x, s: (x.value, (9, 7), None, x.locations, x.weights), r"spatial_shapes: expected pairs .* got \(9, 7\)"),
 ]
