@@ -194,7 +194,8 @@ class DetectionSet:
                     self.defects.append(unreadable(self.folder / name, own, error))
                     continue
                 what = f"image {own}: no height and width; the file says {size[1]} x {size[0]}"
-                self.defects.append(Defect(str(self.annotation_file), own, "image_size_missing", what, "kept"))
+                if self.origin.format != "labelstudio":  # which has sizes at boxes alone
+                    self.defects.append(Defect(str(self.annotation_file), own, "image_size_missing", what, "kept"))
             ids.append(own)
             sizes.append(size)
             kept.append(name)
