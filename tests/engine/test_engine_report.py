@@ -157,6 +157,16 @@ def test_the_page(tmp_path: Path) -> None:
     assert {"class", "place", "double", "background", "missed"} <= {*reader.words}
 
 
+def test_names_of_all_kinds_stand_beside_the_curves(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    path = truth_of(tmp_path)
+    result = score(DETECTIONS, path, "pycocotools")
+    names = (r"5 $ \frac{ $", "_hidden 箱")
+    classes = [each._replace(name=name) for each, name in zip(result.classes, (*names, "never seen"))]
+    write_report(tmp_path / "report.html", "mine", result._replace(classes=classes), open_set(path, tmp_path))
+    drawn = (tmp_path / "report.html").read_text(encoding="utf-8").partition("<svg")[2]
+    assert all(name in drawn for name in names) and not recwarn.list
+
+
 def test_long_names_break_where_they_must(tmp_path: Path) -> None:
     """test_a_browser_shows_it_without_network measures it."""
     wrapped = re.search(r"(.*) { overflow-wrap: anywhere }", report.STYLE)

@@ -6,6 +6,7 @@ import base64
 import html
 import io
 import re
+import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,16 +57,13 @@ def write_report(path: Path, title: str, result: EvalResult, source: DetectionSe
     mistakes = find_mistakes(truth, result.detections)
     names = {each["id"]: each["name"] for each in truth.categories}
     kinds = [(kind, mistakes.counts[kind], text) for kind, text in KINDS.items()]
+    figures = [(FIGURE_NAMES[key], figure_text(value).strip()) for key, value in result.figures.items()]
     parts = [
         _heading("Figures", "Those of `rtdetr eval`, to the digit; a dash where there is nothing to measure."),
-        _table(
-            ("figure", ""), [(FIGURE_NAMES[key], figure_text(value).strip()) for key, value in result.figures.items()]
-        ),
+        _table(("figure", ""), figures),
         _heading("Classes", "AP at IoU .50:.95, also by size (32 and 96 pixels square); F1 at the threshold."),
         _class_table(result),
-        _heading(
-            "Precision and recall", f"At IoU .5; the {MOST_CURVES} classes with most objects, and the mean of all."
-        ),
+        _heading("Precision and recall", f"At IoU .5; the {MOST_CURVES} most frequent classes, and the mean of all."),
         _svg(_curves(result)),
         _heading("Mistakes", _about(mistakes)),
         _table(("kind", "number", "what it is"), kinds, "words"),
@@ -109,7 +107,8 @@ def _curves(result: EvalResult) -> Figure:
     curves = result.precision[0, :, :, 0, -1]  # (recalls, classes)
     measured = [k for k in range(curves.shape[1]) if (curves[:, k] > -1).any()]
     for k in sorted(measured, key=lambda k: -result.classes[k].num_boxes)[:MOST_CURVES]:
-        axes.plot(recalls, curves[:, k], linewidth=1, alpha=0.7, label=result.classes[k].name)
+        # A $ would begin a formula, and a name with _ at its start would have no entry in the legend.
+        axes.plot(recalls, curves[:, k], lw=1, alpha=0.7, label=f" {result.classes[k].name}".replace("$", r"\$"))
     if measured:
         axes.plot(recalls, curves[:, measured].mean(1), linewidth=3, color="black", label="mean of all")
         axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
@@ -141,8 +140,10 @@ def _svg(figure: Figure) -> str:
     import matplotlib
 
     text = io.StringIO()
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "rtdetr", "axes.unicode_minus": False}):
-        figure.savefig(text, format="svg", metadata={"Date": None})
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # missing here: texts stay texts, for the browser's fonts
+        with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "rtdetr", "axes.unicode_minus": False}):
+            figure.savefig(text, format="svg", metadata={"Date": None})
     drawn = text.getvalue()
     # Without the XML head and its URLs, which SVG inside HTML does not need.
     return re.sub(r'(?s)<metadata>.*?</metadata>| xmlns(:xlink)?="[^"]*"', "", drawn[drawn.index("<svg") :])
