@@ -6,6 +6,7 @@ No code of a weight file is run: see pdparams.py for Paddle's format; torch file
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -27,7 +28,7 @@ from rtdetr.weights.pdparams import ConvertError
 from rtdetr.wording import counted
 
 OFFICIAL_LICENCE = "Apache-2.0"  # of the official RT-DETRv3 repository, which offers its weights without other terms
-NUM_LEVELS, NUM_HEADS = 3, 8
+NUM_SAMPLES = 3 * 8  # levels, heads
 IMPOSSIBLE_SIZES = "its entries have sizes that no model has; download the file again, or name its config with -c"
 LAYER = "transformer.decoder.layers.0"
 # Entries that `recognise` reads sizes from: name, axis, and an entry whose first axis is as long.
@@ -119,27 +120,44 @@ def recognise(official: Mapping[str, Tensor], path: str | Path) -> Config:
                 f"{path}: damaged, {name} of shape {shapes[name]} does not go with {twin} of shape {shapes[twin]}; "
                 "download the file again, or name its config with -c"
             )
+
+    def size(name: str, default: int, axis: int = 0) -> int:
+        return shapes[name][axis] if name in shapes else default
+
+    def count(pattern: str) -> int:
+        return len({match[1] for name in shapes if (match := re.match(pattern, name))})
+
     try:
-        model = ModelConfig(
-            backbone=_recognise_backbone(shapes, path),
-            encoder=_recognise_encoder(shapes),
-            decoder=_recognise_decoder(shapes),
-            supervision=SupervisionConfig(num_noise_groups=_count_noise_groups(shapes)),
+        backbone = _recognise_backbone(shapes, path)
+        width = size("neck.input_proj.0.0.weight", EncoderConfig.hidden_dim)
+        inner = size("neck.fpn_blocks.0.conv1.conv.weight", int(EncoderConfig.expansion * width))
+        encoder = EncoderConfig(
+            hidden_dim=width,
+            feedforward_dim=size("neck.encoder.0.layers.0.linear1.weight", EncoderConfig.feedforward_dim),
+            expansion=inner / width,
+            num_csp_blocks=count(r"neck\.fpn_blocks\.0\.bottlenecks\.(\d+)\.") or EncoderConfig.num_csp_blocks,
+        )
+        samples = size(f"{LAYER}.cross_attn.attention_weights.weight", NUM_SAMPLES * DecoderConfig.num_points)
+        decoder = DecoderConfig(
+            hidden_dim=size(f"{LAYER}.linear1.weight", DecoderConfig.hidden_dim, axis=1),
+            feedforward_dim=size(f"{LAYER}.linear1.weight", DecoderConfig.feedforward_dim),
+            num_points=samples // NUM_SAMPLES,
+            num_layers=count(r"transformer\.decoder\.layers\.(\d+)\.") or DecoderConfig.num_layers,
         )
     except (IndexError, ZeroDivisionError) as error:  # too few axes, an axis of length 0
         raise ConvertError(f"{path}: {IMPOSSIBLE_SIZES}") from error
+    # Main group, noise groups, one-to-many group. RT-DETR v1 and v2 have the main group only.
+    groups = count(r"transformer\.enc_score_head\.(\d+)\.")
+    supervision = SupervisionConfig(num_noise_groups=groups - 2) if groups >= 2 else SupervisionConfig()
+    model = ModelConfig(backbone=backbone, encoder=encoder, decoder=decoder, supervision=supervision)
     num_classes = _num_classes(official)
-    data = {80: "coco", 1203: "lvis"}.get(num_classes, f"{num_classes}classes")
-    schedule = "_6x" if num_classes in (80, 1203) else ""
-    return Config(name=f"rtdetrv3_r{model.backbone.depth}vd{schedule}_{data}", model=model)
+    data = {80: "6x_coco", 1203: "6x_lvis"}.get(num_classes, f"{num_classes}classes")
+    return Config(name=f"rtdetrv3_r{backbone.depth}vd_{data}", model=model)
 
 
 def _recognise_backbone(shapes: Mapping[str, tuple[int, ...]], path: str | Path) -> BackboneConfig:
-    blocks: dict[int, set[str]] = {}
-    for name in shapes:
-        if match := re.match(r"backbone\.res(\d)\.res\d([a-z]\d*)\.", name):
-            blocks.setdefault(int(match[1]), set()).add(match[2])
-    counts = tuple(len(blocks[stage]) for stage in sorted(blocks))
+    found = {match.groups() for name in shapes if (match := re.match(r"backbone\.res(\d)\.res\d([a-z]\d*)\.", name))}
+    counts = tuple(blocks for _, blocks in sorted(Counter(stage for stage, _ in found).items()))
     deep = any(".branch2c." in name for name in shapes)
     depths = [depth for depth, each in STAGE_BLOCKS.items() if each == counts and (depth >= 50) == deep]
     stem = shapes.get("backbone.conv1.conv1_1.conv.weight")
@@ -148,47 +166,9 @@ def _recognise_backbone(shapes: Mapping[str, tuple[int, ...]], path: str | Path)
             f"{path}: no known ResNet-vd; expected stages of {' or '.join(map(str, sorted({*STAGE_BLOCKS.values()})))} "
             f"blocks and a stem of three convolutions, got {counts} and {'no' if stem is None else 'a'} stem"
         )
-    frozen = depths[0] >= 50
     return BackboneConfig(
-        depth=depths[0], width=stem[0] / 32, freeze_stages=int(frozen), norm="frozen" if frozen else "train"
+        depth=depths[0], width=stem[0] / 32, freeze_stages=int(deep), norm="frozen" if deep else "train"
     )
-
-
-def _recognise_encoder(shapes: Mapping[str, tuple[int, ...]]) -> EncoderConfig:
-    default = EncoderConfig()
-    projection = shapes.get("neck.input_proj.0.0.weight", (default.hidden_dim,))
-    feedforward = shapes.get("neck.encoder.0.layers.0.linear1.weight", (default.feedforward_dim,))
-    inner = shapes.get("neck.fpn_blocks.0.conv1.conv.weight", (int(default.expansion * projection[0]),))
-    blocks = _count(shapes, r"neck\.fpn_blocks\.0\.bottlenecks\.(\d+)\.")
-    return EncoderConfig(
-        hidden_dim=projection[0],
-        feedforward_dim=feedforward[0],
-        expansion=inner[0] / projection[0],
-        num_csp_blocks=blocks or default.num_csp_blocks,
-    )
-
-
-def _recognise_decoder(shapes: Mapping[str, tuple[int, ...]]) -> DecoderConfig:
-    default = DecoderConfig()
-    linear = shapes.get(f"{LAYER}.linear1.weight", (default.feedforward_dim, default.hidden_dim))
-    samples = NUM_LEVELS * NUM_HEADS
-    weights = shapes.get(f"{LAYER}.cross_attn.attention_weights.weight", (samples * default.num_points,))
-    return DecoderConfig(
-        hidden_dim=linear[1],
-        feedforward_dim=linear[0],
-        num_points=weights[0] // samples,
-        num_layers=_count(shapes, r"transformer\.decoder\.layers\.(\d+)\.") or default.num_layers,
-    )
-
-
-def _count_noise_groups(shapes: Mapping[str, tuple[int, ...]]) -> int:
-    """Of the query groups main, noise groups, one-to-many group. RT-DETR v1 and v2 have the main group only."""
-    groups = _count(shapes, r"transformer\.enc_score_head\.(\d+)\.")
-    return groups - 2 if groups >= 2 else SupervisionConfig().num_noise_groups
-
-
-def _count(shapes: Mapping[str, tuple[int, ...]], pattern: str) -> int:
-    return len({match[1] for name in shapes if (match := re.match(pattern, name))})
 
 
 def _num_classes(official: Mapping[str, Tensor]) -> int:
