@@ -5,7 +5,7 @@ Letters: B images, Q queries, C classes, T detections of an image.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +20,6 @@ from rtdetr.models.portable import Portable, Sampling, portable_postprocess
 from rtdetr.models.postprocess import postprocess
 from rtdetr.models.rtdetrv3 import Network
 from rtdetr.ops.backend import Backend
-from rtdetr.types import Predictions
-
-DETECTIONS = ("labels", "boxes", "scores")
-RAW = ("logits", "boxes")
 
 
 class Graph(NamedTuple):
@@ -36,35 +32,23 @@ class Graph(NamedTuple):
     shapes: tuple[dict[int, torch.export.Dim], ...]  # the dynamic dimensions of each input
 
 
-class RawModel(nn.Module):
-    """Logits (B, Q, C) and boxes (B, Q, 4), cxcywh normalised, both float32, from images (B, 3, H, W)."""
-
-    def __init__(self, model: DeployedModel) -> None:
-        super().__init__()
-        self.model = model
-
-    def predictions(self, images: Tensor) -> Predictions:
-        """images: uint8, or float32 in [0, 1]."""
-        if images.dtype == torch.uint8:
-            images = images.to(torch.float32) * float(SCALE)
-        return self.model(images)
-
-    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        return tuple(self.predictions(images))
-
-
-class ExportedDetector(RawModel):
-    """Labels (B, T) int64, boxes (B, T, 4) xyxy in pixels of the original and scores (B, T), best first.
+class ExportedDetector(nn.Module):
+    """Labels (B, T) int64, boxes (B, T, 4) xyxy in pixels of the original and scores (B, T), best first; without sizes,
+    logits (B, Q, C) and boxes (B, Q, 4) cxcywh normalised, both float32.
 
     portable: uses only the operators of rtdetr/models/portable.py, and samples that way."""
 
     def __init__(self, model: DeployedModel, max_detections: int, portable: Sampling | None = None) -> None:
-        super().__init__(model)
-        self.max_detections, self.portable = max_detections, portable
+        super().__init__()
+        self.model, self.max_detections, self.portable = model, max_detections, portable
 
-    def forward(self, images: Tensor, sizes: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
-        """sizes: (B, 2) int64, height and width of the originals in pixels."""
-        predictions = self.predictions(images)
+    def forward(self, images: Tensor, sizes: Tensor | None = None) -> tuple[Tensor, ...]:
+        """images: (B, 3, H, W) uint8, or float32 in [0, 1]; sizes: (B, 2) int64, height and width of the originals."""
+        if images.dtype == torch.uint8:
+            images = images.to(torch.float32) * float(SCALE)
+        predictions = self.model(images)
+        if sizes is None:
+            return tuple(predictions)
         if self.portable is None:
             found = postprocess(predictions, sizes, self.max_detections)
         else:
@@ -88,14 +72,11 @@ def make_portable_graph(model: Network, metadata: Metadata, sampling: Sampling =
 
     metadata: with `fixed`. Raises ConfigError if exported files do not support the image size.
     """
-    height, width = own_size(model, metadata)
+    height, width = size = own_size(model, metadata)
     portable = Portable(height=height, width=width, sampling=sampling)
     deployed = model.deploy(DeployOptions(channels_last=False, portable=portable))
-    images = torch.zeros(1, 3, height, width, dtype=torch.uint8 if metadata.input == "uint8" else torch.float32)
-    if metadata.raw:
-        return Graph(RawModel(deployed), (images,), ("images",), RAW, ({},))
     module = ExportedDetector(deployed, metadata.config.eval.max_detections, sampling)
-    return Graph(module, (images, torch.tensor([[height, width]])), ("images", "sizes"), DETECTIONS, ({}, {}))
+    return _graph(module, metadata, 1, size, ({}, {}))
 
 
 def make_graph(model: Network, metadata: Metadata, backend: Backend) -> Graph:
@@ -103,20 +84,22 @@ def make_graph(model: Network, metadata: Metadata, backend: Backend) -> Graph:
     dtype = torch.float16 if metadata.precision == "fp16" else torch.float32
     deployed = model.deploy(DeployOptions(dtype=dtype, channels_last=False, exact_ends=dtype != torch.float32))
     set_backend(deployed, backend)
-    num_queries = model.decoder.selector.num_queries
-    height, width = fitting(*metadata.config.data.image_size, num_queries)
+    height, width = fitting(*metadata.config.data.image_size, model.decoder.selector.num_queries)
     width += STRIDE * (height == width)  # the exporter would take equal numbers for a constraint
-    images = torch.zeros(2, 3, height, width, dtype=torch.uint8 if metadata.input == "uint8" else torch.float32)
-    sizes = torch.tensor([[height, width]] * 2)
     batch = torch.export.Dim("batch", min=1)
-    sides = {
-        2: STRIDE * torch.export.Dim("height_in_32", min=2, max=512),
-        3: STRIDE * torch.export.Dim("width_in_32", min=2, max=512),
-    }
-    if metadata.raw:
-        return Graph(RawModel(deployed), (images,), ("images",), RAW, ({0: batch, **sides},))
+    down, across = (STRIDE * torch.export.Dim(f"{side}_in_32", min=2, max=512) for side in ("height", "width"))
     module = ExportedDetector(deployed, metadata.config.eval.max_detections)
-    return Graph(module, (images, sizes), ("images", "sizes"), DETECTIONS, ({0: batch, **sides}, {0: batch}))
+    return _graph(module, metadata, 2, (height, width), ({0: batch, 2: down, 3: across}, {0: batch}))
+
+
+def _graph(
+    module: nn.Module, metadata: Metadata, batch: int, size: tuple[int, int], shapes: tuple[dict[int, Any], ...]
+) -> Graph:
+    images = torch.zeros(batch, 3, *size, dtype=torch.uint8 if metadata.input == "uint8" else torch.float32)
+    if metadata.raw:
+        return Graph(module, (images,), ("images",), ("logits", "boxes"), shapes[:1])
+    inputs = (images, torch.tensor([size] * batch))
+    return Graph(module, inputs, ("images", "sizes"), ("labels", "boxes", "scores"), shapes)
 
 
 def set_backend(model: nn.Module, backend: Backend) -> None:
