@@ -6,7 +6,9 @@ import copy
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -61,7 +63,7 @@ def quantize_onnx(onnx_file: Path, metadata: Metadata, images: list[Image.Image]
         tools.quantize_static(
             str(prepared),
             str(path),
-            _reader(tools, metadata, images),
+            SimpleNamespace(get_next=partial(next, batches(metadata, images), None)),  # one by one, then None
             quant_format=tools.QuantFormat.QDQ,
             per_channel=True,
             op_types_to_quantize=["Conv", "Relu"],  # so that no levels are spent on values that a Relu removes
@@ -79,18 +81,6 @@ def quantize_onnx(onnx_file: Path, metadata: Metadata, images: list[Image.Image]
 def stays_float(name: str) -> bool:
     """Whether the convolution of this name is left in float32."""
     return FIRST in name or not any(f"{part}." in name for part in QUANTISED)
-
-
-def _reader(tools: Any, metadata: Metadata, images: list[Image.Image]) -> Any:
-    """Batches as the quantiser asks for them: one by one, then None."""
-
-    feeds = batches(metadata, images)
-
-    class Reader(tools.CalibrationDataReader):
-        def get_next(self) -> dict[str, Any] | None:
-            return next(feeds, None)
-
-    return Reader()
 
 
 def batches(metadata: Metadata, originals: list[Image.Image]) -> Iterator[dict[str, Any]]:
@@ -137,31 +127,24 @@ def _quantizer(extra: str) -> Any:
         observer_or_fake_quant_ctr=observers.PerChannelMinMaxObserver.with_args(eps=LEAST_SCALE),
     )
 
+    relus = (torch.ops.aten.relu.default, torch.ops.aten.relu_.default)
+
     class ConvolutionQuantizer(tools.Quantizer):
         def annotate(self, model: fx.GraphModule) -> fx.GraphModule:
-            for node in model.graph.nodes:
-                if node.target is not torch.ops.aten.conv2d.default:
-                    continue
+            for node in model.graph.find_nodes(op="call_function", target=torch.ops.aten.conv2d.default):
                 *_, (innermost, _) = node.meta["nn_module_stack"].values()
                 if stays_float(innermost):
                     continue
-                last = _relu_after(node) or node  # so that no levels are spent on values that a ReLU removes
-                inputs = {node.args[0]: features, node.args[1]: weights}
+                inputs, users = {node.args[0]: features, node.args[1]: weights}, [*node.users]
+                before_relu = len(users) == 1 and users[0].target in relus  # no levels for values that a ReLU removes
                 node.meta[ANNOTATION] = tools.QuantizationAnnotation(
-                    inputs, features if last is node else None, _annotated=True
+                    inputs, None if before_relu else features, _annotated=True
                 )
-                if last is not node:
-                    last.meta[ANNOTATION] = tools.QuantizationAnnotation(output_qspec=features, _annotated=True)
+                if before_relu:
+                    users[0].meta[ANNOTATION] = tools.QuantizationAnnotation(output_qspec=features, _annotated=True)
             return model
 
         def validate(self, model: fx.GraphModule) -> None:
             pass
 
     return ConvolutionQuantizer()
-
-
-def _relu_after(node: fx.Node) -> fx.Node | None:
-    """The ReLU that is the only user of a node, if any."""
-    users = [*node.users]
-    relus = (torch.ops.aten.relu.default, torch.ops.aten.relu_.default)
-    return users[0] if len(users) == 1 and users[0].target in relus else None
