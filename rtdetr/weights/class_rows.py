@@ -44,29 +44,19 @@ def carry_rows(
         became = "taken over by index" if counts == {(len(names),)} else "left new, their number differs"
         return CarriedRows(weights, [], f"class names of the file are unknown; rows were {became}")
     pairs = pair_names(names, file_names)
-    rows = {name: _merged(name, own, weights, pairs) for name in entries if _of_same_width(name, own, weights)}
-    if not rows:
-        text = "the heads of the file are of another width; all rows stay new"
-    else:
-        text = _text(pairs, names, file_names)
+    rows = {}
+    for name in entries:
+        weight = re.sub("bias$", "weight", name)
+        if weight in weights and own[weight].shape[1:] == weights[weight].shape[1:]:
+            rows[name] = own[name].clone()
+            if SELECTION.search(name):
+                rows[name][:] = weights[name].mean(dim=0)
+            rows[name][[*pairs]] = weights[name][[*pairs.values()]].to(own[name])
+    text = _text(pairs, names, file_names) if rows else "the heads of the file are of another width; all rows stay new"
     # A bias without its weight is useless, and would be copied by index if the number of classes is equal.
     kept = {name: own[name] for name in entries if name not in rows and name.endswith("bias")}
     partial = [*kept, *(rows if len(pairs) < len(names) else ())]
     return CarriedRows({**weights, **rows, **kept}, partial, text)
-
-
-def _of_same_width(name: str, own: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> bool:
-    weight = re.sub("bias$", "weight", name)
-    return weight in weights and own[weight].shape[1:] == weights[weight].shape[1:]
-
-
-def _merged(name: str, own: Mapping[str, Tensor], weights: Mapping[str, Tensor], pairs: Mapping[int, int]) -> Tensor:
-    given, merged = weights[name], own[name].clone()
-    if SELECTION.search(name):
-        merged[:] = given.mean(dim=0)
-    for new, old in pairs.items():
-        merged[new] = given[old]
-    return merged
 
 
 def _text(pairs: Mapping[int, int], names: Sequence[str], file_names: Sequence[str]) -> str:
