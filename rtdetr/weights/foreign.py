@@ -7,7 +7,7 @@ conversions; RT-DETR v1 and v2 `.pth`; PyTorch conversions of RT-DETRv3 that kep
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from rtdetr.weights.checkpoint import check_tensors, is_checkpoint, read_torch_file
-from rtdetr.weights.official_names import official_block, official_layout, renamed
+from rtdetr.weights.official_names import STATISTICS, Rules, official_layout, translated
 from rtdetr.weights.pdparams import ConvertError, read_pdparams
 
 PADDLE_SUFFIXES = (".pdparams", ".pdema")
+LABEL_EMBEDDING = "transformer.denoising_class_embed.weight"
 
 # Keys under which training programs store the weights in their checkpoints, EMA weights first.
 CONTAINERS = (("ema", "module"), ("ema",), ("model",), ("model_state_dict",), ("state_dict",), ("module",))
@@ -30,7 +31,7 @@ DERIVED = re.compile(
 )
 
 # RT-DETR v1 and v2 (PyTorch) to the names of the official RT-DETRv3. Their single query group is our group 0.
-RTDETR_RULES: tuple[tuple[str, str], ...] = (
+RTDETR_RULES: Rules = (
     (r"^encoder\.input_proj\.(\d)\.(?:conv|0)\.", r"neck.input_proj.\1.0."),
     (r"^encoder\.input_proj\.(\d)\.(?:norm|1)\.", r"neck.input_proj.\1.1."),
     (r"^encoder\.((?:lateral|downsample)_convs|(?:fpn|pan)_blocks)\.(.*)\.norm\.", r"neck.\1.\2.bn."),
@@ -42,7 +43,7 @@ RTDETR_RULES: tuple[tuple[str, str], ...] = (
 )
 
 # The Paddle release of RT-DETR v1 has v3's names, except for its single query group.
-RTDETR_PADDLE_RULES: tuple[tuple[str, str], ...] = (
+RTDETR_PADDLE_RULES: Rules = (
     (r"^transformer\.enc_output\.([01])\.(weight|bias)$", r"transformer.enc_output.0.\1.\2"),
     (r"^transformer\.enc_(score|bbox)_head\.(weight|bias|layers\.)", r"transformer.enc_\1_head.0.\2"),
 )
@@ -56,7 +57,7 @@ def read_entries(path: str | Path) -> dict[str, Tensor]:
     return tensors
 
 
-def is_own(names: Mapping[str, Tensor]) -> bool:
+def is_own(names: Iterable[str]) -> bool:
     """Whether entries have the names of this project."""
     return any(name.startswith("backbone.stages.") for name in names)
 
@@ -67,24 +68,15 @@ def to_official(tensors: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
     Entries with unknown names keep them. Raises CheckpointError if there is no known detector or backbone.
     """
     paddle = path.suffix in PADDLE_SUFFIXES
-    tensors = {name: tensor for name, tensor in tensors.items() if not DERIVED.search(name)}
-    names = _official_names(tensors, path)
-    official = {}
-    for name, tensor in tensors.items():
-        new = names[name].replace(".running_mean", "._mean").replace(".running_var", "._variance")
+    official: dict[str, Tensor] = {}
+    for name, new in _official_names([name for name in tensors if not DERIVED.search(name)], path).items():
         if new in official:
             raise ConvertError(f"{path}: {name} and another entry both stand for {new}")
-        if new == "transformer.denoising_class_embed.weight" and not paddle:
-            tensor = _without_padding_row(tensor, tensors)
-        official[new] = official_layout(new, tensor) if paddle else tensor
+        official[new] = official_layout(new, tensors[name]) if paddle else tensors[name]
+    table, head = official.get(LABEL_EMBEDDING), official.get("transformer.dec_score_head.0.bias")
+    if not paddle and table is not None and head is not None and head.dim() and table.shape[:1] == (len(head) + 1,):
+        official[LABEL_EMBEDDING] = table[:-1]  # RT-DETR in PyTorch keeps a zero row for padding there
     return official
-
-
-def _without_padding_row(embedding: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
-    """Removes the zero row for padding that RT-DETR in PyTorch keeps in the table; official tables have a row per
-    class."""
-    heads = [tensor for name, tensor in tensors.items() if name.endswith("dec_score_head.0.bias") and tensor.dim()]
-    return embedding[:-1] if heads and embedding.dim() and len(embedding) == len(heads[0]) + 1 else embedding
 
 
 def _paddle_tensors(path: Path) -> dict[str, Tensor]:
@@ -118,8 +110,9 @@ def _torch_tensors(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _official_names(names: Mapping[str, Tensor], path: Path) -> dict[str, str]:
+def _official_names(names: Collection[str], path: Path) -> dict[str, str]:
     """The official name of each entry, or its own if there is none."""
+    rules: Rules
 
     def any_starts(*starts: str) -> bool:
         return any(name.startswith(starts) for name in names)
@@ -129,7 +122,7 @@ def _official_names(names: Mapping[str, Tensor], path: Path) -> dict[str, str]:
     elif any_starts("backbone.res2.", "transformer."):  # official RT-DETR and RT-DETRv3, and detrs
         rules = RTDETR_PADDLE_RULES if any_starts("transformer.enc_score_head.weight") else ()
     elif any_starts("res_layers.", "res2."):  # a backbone on its own
-        return {name: _stage_names(f"backbone.{name}", names) for name in names}
+        rules = ((r"^", "backbone."),)
     elif is_own(names):
         raise ConvertError(
             f"{path}: is a state dict of this project, without the config and classes of a checkpoint; name the "
@@ -140,13 +133,4 @@ def _official_names(names: Mapping[str, Tensor], path: Path) -> dict[str, str]:
             f"{path}: neither RT-DETR v1, v2 or v3 nor a ResNet-vd backbone; its first entries are"
             f" {', '.join(list(names)[:3])}"
         )
-    return {name: _stage_names(renamed(name, rules), names) for name in names}
-
-
-def _stage_names(name: str, names: Mapping[str, Tensor]) -> str:
-    """Renames `backbone.res_layers.0.blocks.1.` to `backbone.res2.res2b.`; long stages count a, b1, b2, ..."""
-    match = re.match(r"backbone\.res_layers\.(\d)\.blocks\.(\d+)\.(.*)", name)
-    if match is None:
-        return name
-    blocks = {found[1] for each in names if (found := re.search(rf"res_layers\.{match[1]}\.blocks\.(\d+)\.", each))}
-    return f"{official_block(int(match[1]), int(match[2]), len(blocks))}.{match[3]}"
+    return translated(names, (*rules, *STATISTICS))
