@@ -42,16 +42,16 @@ def search_frames(
 ) -> Iterator[SearchedFrame]:
     """Yields all frames in order; every Nth is searched, beginning with the first. detect: for a batch of images;
     track: returns the ids of the detections of one frame."""
-    last: tuple[list[Detection], list[int | None]] = ([], [])
+    detections: list[Detection] = []
+    tracks: list[int | None] = []
     for batch in batches(enumerate(frames), batch_size):
         chosen = [frame.image for number, frame in batch if number % every == 0]
         found = iter(detect(chosen) if chosen else [])
         for number, frame in batch:
-            searched = number % every == 0
-            if searched:
+            if searched := number % every == 0:
                 detections = next(found)
-                last = detections, track(detections) if track is not None else []
-            yield SearchedFrame(number, frame, searched, *last)
+                tracks = track(detections) if track is not None else []
+            yield SearchedFrame(number, frame, searched, detections, tracks)
 
 
 def tracker(rate: Fraction, threshold: float) -> Callable[[list[Detection]], list[int | None]]:
@@ -84,28 +84,32 @@ def tracker(rate: Fraction, threshold: float) -> Callable[[list[Detection]], lis
 
 
 class VideoResultsWriter:
-    """Writes NAME.mp4, with every frame at its time and size, and NAME.jsonl, with one object per searched frame:
-    {"frame", "seconds", "detections": [{"category_id", "name", "score", "box": x1, y1, x2, y2 in pixels}]}, and the
-    "track" of each detection if tracked. crops: also write crops/NAME/FRAME/1.jpg etc. Raises OSError."""
+    """Writes NAME.mp4, in H.264, with every frame at its time and size, which gets its name once it is complete; and
+    NAME.jsonl, with one object per searched frame: {"frame", "seconds", "detections": [{"category_id", "name", "score",
+    "box": x1, y1, x2, y2 in pixels}]}, and the "track" of each detection if tracked. crops: also write
+    crops/NAME/FRAME/1.jpg etc. Raises OSError."""
 
     def __init__(self, folder: Path, name: Path, video: Video, crops: bool = False) -> None:
         self.crops = folder / "crops" / name if crops else None
-        self.target = folder / f"{name}.mp4"
+        self.target, self.listed = folder / f"{name}.mp4", folder / f"{name}.jsonl"
+        self.beside = self.target.with_name(f".{self.target.name}.part")
+        self.rate, self.tick = video.rate, video.tick
         self.target.parent.mkdir(parents=True, exist_ok=True)
-        self.listed = folder / f"{name}.jsonl"
-        self.video = VideoWriter(self.target, video.rate, video.tick)
+        self.av = optional("av", "video", f"{self.target}: writing videos")
+        self.container = self.av.open(str(self.beside), "w", format="mp4")
+        self.stream: Any = None  # until the first frame
+        self.last = -1  # ticks
         self.lines = open(self.listed, "w", buffering=1)  # noqa: SIM115 - until __exit__; each line is flushed
 
     def add(self, seen: SearchedFrame) -> None:
-        tracks = seen.tracks or [None] * len(seen.detections)
+        image, tracks = seen.frame.image, seen.tracks or [None] * len(seen.detections)
         shown = [
             each if track is None else each._replace(name=f"#{track} {each.name}")
             for each, track in zip(seen.detections, tracks)
         ]
-        self.video.add(draw(seen.frame.image, shown, enlarge=False), seen.frame.seconds)
+        self._encode(draw(image, shown, enlarge=False), seen.frame.seconds)
         if self.crops is not None:  # of a frame that is not searched, those of an earlier run are removed
-            crops = seen.detections if seen.searched else []
-            save_crops(seen.frame.image, crops, self.crops / str(seen.number))
+            save_crops(image, seen.detections if seen.searched else [], self.crops / str(seen.number))
         if not seen.searched:
             return
         detections = as_json(seen.detections)
@@ -114,33 +118,13 @@ class VideoResultsWriter:
         found = {"frame": seen.number, "seconds": round(seen.frame.seconds, 6), "detections": detections}
         print(json.dumps(found), file=self.lines)
 
-    def __enter__(self) -> VideoResultsWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        try:
-            self.lines.close()
-        finally:
-            self.video.close()
-        if self.video.stream is None:  # no frame
-            self.listed.unlink()
-
-
-class VideoWriter:
-    """Writes an H.264 video; the file gets its name once it is complete. rate: frames per second, on average; tick:
-    seconds, of which all times are multiples. Raises OSError."""
-
-    def __init__(self, target: Path, rate: Fraction, tick: Fraction) -> None:
-        self.av = optional("av", "video", f"{target}: writing videos")
-        self.target, self.beside = target, target.with_name(f".{target.name}.part")
-        self.rate, self.tick = rate, tick
-        self.container = self.av.open(str(self.beside), "w", format="mp4")
-        self.stream: Any = None
-        self.last = -1  # ticks
-
-    def add(self, image: Image.Image, seconds: float) -> None:
+    def _encode(self, image: Image.Image, seconds: float) -> None:
         if self.stream is None:
-            self.stream = self._stream(image)
+            self.stream = self.container.add_stream("libx264", rate=self.rate, options=QUALITY)
+            self.stream.width, self.stream.height = image.size
+            odd = image.width % 2 or image.height % 2
+            self.stream.pix_fmt = "yuv444p" if odd else "yuv420p"  # yuv420p needs even sides
+            self.stream.codec_context.time_base = self.tick
         size = self.stream.width, self.stream.height
         if image.size != size:  # it may change in a stream, but not in a file
             image = image.resize(size)
@@ -149,19 +133,18 @@ class VideoWriter:
         frame.pts, frame.time_base = self.last, self.tick
         self.container.mux(self.stream.encode(frame))
 
-    def _stream(self, image: Image.Image) -> Any:
-        stream = self.container.add_stream("libx264", rate=self.rate, options=QUALITY)
-        stream.width, stream.height = image.size
-        stream.pix_fmt = "yuv444p" if image.width % 2 or image.height % 2 else "yuv420p"  # yuv420p needs even sides
-        stream.codec_context.time_base = self.tick
-        return stream
+    def __enter__(self) -> VideoResultsWriter:
+        return self
 
-    def close(self) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
-            if self.stream is not None:
-                self.container.mux(self.stream.encode())
-            self.container.close()
-            if self.stream is not None:
-                os.replace(self.beside, self.target)
+            with self.lines:
+                if self.stream is not None:
+                    self.container.mux(self.stream.encode())
+                self.container.close()
+                if self.stream is not None:
+                    os.replace(self.beside, self.target)
         finally:
             self.beside.unlink(missing_ok=True)
+        if self.stream is None:  # no frame
+            self.listed.unlink()
