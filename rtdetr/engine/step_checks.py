@@ -59,11 +59,8 @@ class StepChecks:
 
     def record(self, lr: float, names: tuple[str, ...], values: Tensor, batches: list[Batch]) -> StepRecord:
         """Returns the record of the current step; its values may not be on the host yet."""
-        ready = None
-        if self.device.type == "cuda":
-            values = values.to("cpu", non_blocking=True)
-            ready = torch.cuda.Event()
-            ready.record()
+        values = values.to("cpu", non_blocking=True)
+        ready = torch.cuda.current_stream().record_event() if self.device.type == "cuda" else None
         return StepRecord(self.state.iteration, lr, names, values, ready, batches, self._random)
 
     def check(self, record: StepRecord) -> dict[str, float]:
@@ -73,48 +70,39 @@ class StepChecks:
             record.ready.synchronize()
         values = dict(zip(record.names, record.values.tolist()))
         non_finite = values.pop("non_finite_image", 0.0)
-        watched = dict(values)
-        if self.state.scaler.is_enabled():
-            del watched["grad_norm"]  # float16 gradients may overflow: the scaler skips the step and scales down
-        bad = {name: value for name, value in watched.items() if not math.isfinite(value)}
-        if bad:
-            what = ", ".join(f"{name} = {value}" for name, value in bad.items())
-            if non_finite and len(record.batches) == 1:
-                what = f"{record.batches[0].infos[int(non_finite) - 1].file_name}: {NON_FINITE}"
-            self.fail(record.iteration, what, values, record.batches, record.random)
-        if math.isfinite(values["grad_norm"]):
-            self._moved = record.iteration
-        skipped, scale = record.iteration - self._moved, values.get("loss_scale", 1.0)
-        if skipped >= MAX_SKIPPED or scale < MIN_LOSS_SCALE:
-            what = (
-                f"the float16 gradients were not finite in {skipped} steps in a row, with a loss scale down to "
-                f"{scale:g}; use train.precision=bf16 or fp32"
-            )
-            self.fail(record.iteration, what, values, record.batches, record.random)
+        # float16 gradients may overflow: the scaler skips the step and scales down
+        may_overflow = ("grad_norm",) if self.state.scaler.is_enabled() else ()
+        wrong = {name: value for name, value in values.items() if not math.isfinite(value)}
+        what = ", ".join(f"{name} = {value}" for name, value in wrong.items() if name not in may_overflow)
+        if what and non_finite and len(record.batches) == 1:
+            what = f"{record.batches[0].infos[int(non_finite) - 1].file_name}: {NON_FINITE}"
+        if not what:
+            self._moved = self._moved if wrong else record.iteration
+            skipped, scale = record.iteration - self._moved, values.get("loss_scale", 1.0)
+            if skipped >= MAX_SKIPPED or scale < MIN_LOSS_SCALE:
+                what = (
+                    f"the float16 gradients were not finite in {skipped} steps in a row, with a loss scale down to "
+                    f"{scale:g}; use train.precision=bf16 or fp32"
+                )
+        if what:
+            self.fail(record, what, values)
         return values
 
-    def fail(
-        self,
-        iteration: int,
-        what: str,
-        losses: dict[str, float],
-        batches: list[Batch],
-        random: list[Tensor] | None = None,
-    ) -> NoReturn:
+    def fail(self, record: StepRecord, what: str, losses: dict[str, float]) -> NoReturn:
         """Writes failed_batch.pth, which determines the step, finds the first module with non-finite output and raises
-        StepFailed. what: the defect; random: state of the generators before the step, None: before the present one."""
+        StepFailed. what: the defect."""
         state, rank = self.state, distributed.rank()
         path = self.output_dir / (f"failed_batch_rank{rank}.pth" if rank else "failed_batch.pth")
-        infos = [info for batch in batches for info in batch.infos]
+        infos = [info for batch in record.batches for info in batch.infos]
         content = {
             "config": config_to_dict(state.cfg),
             "num_classes": len(state.classes),
-            "iteration": iteration,
+            "iteration": record.iteration,
             "epoch": state.epoch,
             "losses": losses,
-            "random": random or self._random,
+            "random": record.random,
             "pictures": [tuple(info) for info in infos],
-            "batches": [(batch.images, tuple(batch.targets)) for batch in batches],
+            "batches": [(batch.images, tuple(batch.targets)) for batch in record.batches],
             "model": state.model.state_dict(),
         }
         with writing_run_file(path):
@@ -129,7 +117,7 @@ class StepChecks:
                 save_checkpoint(path, {**content, "module": found.module})
         names = ", ".join(info.file_name for info in infos)
         raise StepFailed(
-            f"iteration {iteration} (epoch {state.epoch}): {what.rstrip('.')}; {closer}; images {names}; "
+            f"iteration {record.iteration} (epoch {state.epoch}): {what.rstrip('.')}; {closer}; images {names}; "
             f"`rtdetr train --replay {path}` repeats the step",
             losses,
         )
@@ -142,4 +130,4 @@ class StepChecks:
         if distributed.world_size() > 1 and not error.losses:  # the other processes wait for its gradients
             raise error
         tqdm.write(f"{error}; step skipped, number {self._skipped} of at most {most}")
-        return StepRecord(self.state.iteration, 0.0, (), torch.zeros(0), None, batches, [])
+        return self.record(0.0, (), torch.zeros(0), batches)

@@ -259,7 +259,7 @@ class Trainer:
             try:
                 names, values = self.step(images, targets, position)
             except FloatingPointError as error:
-                self.checks.fail(self.state.iteration, str(error), {}, batches)
+                self.checks.fail(self.checks.record(lr, (), total, batches), str(error), {})
             total = values if number == 1 else total + values
         names, total = (*names, "grad_norm"), torch.cat((total, self.update.clip().float()[None]))
         if scaler.is_enabled():

@@ -75,7 +75,7 @@ def test_a_sound_step_is_done_again_to_the_same_losses(
     trainer.model.load_state_dict(weights)
     before = torch.get_rng_state()
     with pytest.raises(StepFailed, match="no module is the first"):
-        trainer.checks.fail(0, "nothing", {}, batches, record.random)
+        trainer.checks.fail(record, "nothing", {})
     assert torch.equal(before, torch.get_rng_state())
     assert cli.main(["train", "--replay", str(tmp_path / "failed_batch.pth"), "--device", "cpu"]) == 0
     said = capsys.readouterr().out
