@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import sys
 import tempfile
 import time
@@ -30,7 +31,7 @@ from rtdetr.inference.files import manifest_paths
 from rtdetr.inference.predictor import File, FileResult, Predictor
 from rtdetr.inference.prefetch import BackgroundCalls, ahead, in_order
 from rtdetr.inference.processes import Readers, ReadingProcesses
-from rtdetr.inference.results import Done, ResultsFolder, already_done, cut_partial_line, item_of
+from rtdetr.inference.results import Done, ResultsFolder, already_done, item_of
 from rtdetr.inference.runtimes import is_exported, load
 from rtdetr.inference.slicing import Slices, predict_files_sliced, predict_sliced
 from rtdetr.inference.sources import Opener
@@ -164,7 +165,7 @@ def detect_listed(args: argparse.Namespace, folder: Path, slices: Slices | None)
         search = Search.of(args, device, slices, number - before, in_threads=wanted)
         start = time.perf_counter()
         if resumed:
-            cut_partial_line(file)
+            os.truncate(file, done.size)
         folder.mkdir(parents=True, exist_ok=True)
         mode = "a" if args.resume else "w"  # buffering=1: each line is flushed
         with open(file, mode, buffering=1) as lines, signals.listening(), progress(number, done=before) as bar:

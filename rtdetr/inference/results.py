@@ -7,11 +7,10 @@ import csv
 import json
 import os
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
-from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TextIO
 
 from rtdetr.data.classes import Classes, DataError, some
 from rtdetr.data.defects import one_line
@@ -36,7 +35,6 @@ class JsonList:
 
     def __init__(self, path: Path) -> None:
         self.file = open(path, "wb", buffering=0)  # noqa: SIM115 - until close()
-        self.empty = True
         self.file.write(b"[" + self.END)
 
     def extend(self, items: list[Any]) -> None:
@@ -45,13 +43,12 @@ class JsonList:
         lines = ",\n".join(json.dumps(item) for item in items).encode()
         place = self.file.seek(-len(self.END), os.SEEK_END)
         try:
-            self._write((b"\n" if self.empty else b",\n") + lines + self.END)
+            self._write((b",\n" if place > 1 else b"\n") + lines + self.END)
         except OSError:  # a full disk: the earlier items stay readable
             self.file.truncate(place)
             self.file.seek(place)
             self._write(self.END)
             raise
-        self.empty = False
 
     def _write(self, content: bytes) -> None:
         while content:  # a disk that fills up takes a part, and raises for the rest
@@ -62,17 +59,12 @@ class JsonList:
 
 
 class Done(NamedTuple):
-    """Counts of the results that a file contains already."""
+    """What a file contains already."""
 
     images: int = 0
     errors: int = 0  # of these
     objects: int = 0
-
-
-def cut_partial_line(results: Path) -> None:
-    """Removes the last line of a file if it is incomplete. Raises OSError."""
-    with open(results, "r+b") as file:
-        file.truncate(sum(len(line) for line in file if line.endswith(b"\n")))
+    size: int = 0  # bytes, without an incomplete last line
 
 
 def already_done(results: Path, manifest: Path) -> Done:
@@ -98,7 +90,7 @@ def already_done(results: Path, manifest: Path) -> Done:
                     f"{results}: line {number} is that of {name}, the manifest has {expected or 'no more images'}; "
                     "resume with the manifest that began it"
                 )
-            done = Done(number, done.errors + error, done.objects + objects)
+            done = Done(number, done.errors + error, done.objects + objects, done.size + len(line))
     return done
 
 
@@ -118,8 +110,8 @@ def item_of(found: FileResult, **more: str) -> dict[str, Any]:
 class ResultsFolder:
     """The output of `rtdetr predict`: results.json, an image with boxes for each file, and other formats.
 
-    docs/predict.md describes them. crops: also write crops/NAME/1.jpg, 2.jpg, etc. ids: of the images in coco.json.
-    Context manager. Raises OSError.
+    docs/predict.md describes them. crops: also write crops/NAME/1.jpg, 2.jpg, etc. ids: of the images in coco.json;
+    default: their positions in results.json, from 1. Context manager. Raises OSError.
     """
 
     def __init__(
@@ -128,21 +120,24 @@ class ResultsFolder:
         formats: list[Format],
         classes: Classes,
         crops: bool = False,
-        ids: Mapping[File, int] = MappingProxyType({}),
+        ids: Mapping[File, int] | None = None,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.crops = folder / "crops" if crops else None
         self.folder, self.file = folder, folder / "results.json"
-        self.num_images = 0
+        self.crops, self.labels = folder / "crops" if crops else None, folder / "labels" if "yolo" in formats else None
+        self.ids, self.num_images = ids or {}, 0
+        self.places = {category_id: place for place, category_id in enumerate(classes.category_ids)}
         self.threads = ThreadPoolExecutor(Readers.choose().threads, "rtdetr-draw")
         self.list = JsonList(self.file)
-        self.writers: list[CocoWriter | YoloWriter | CsvWriter] = []
-        if "coco" in formats:
-            self.writers.append(CocoWriter(folder, ids))
-        if "yolo" in formats:
-            self.writers.append(YoloWriter(folder, classes))
+        self.coco = JsonList(folder / "coco.json") if "coco" in formats else None
+        self.csv: TextIO | None = None
+        if self.labels is not None:
+            names = "".join(f"{one_line(name)}\n" for name in classes.names)
+            (folder / "classes.txt").write_text(names, encoding="utf-8")
         if "csv" in formats:
-            self.writers.append(CsvWriter(folder))
+            path = folder / "detections.csv"
+            self.csv = open(path, "w", newline="", encoding="utf-8", errors="surrogateescape")  # noqa: SIM115
+            csv.writer(self.csv).writerow(COLUMNS)
 
     def begin_drawing(self, found: FileResult, name: Path) -> Future[None] | FutureAnswer:
         """Starts to write the image with boxes, and crops, in a thread or in the process that keeps the image. name:
@@ -158,17 +153,23 @@ class ResultsFolder:
         """Adds a result to results.json and the other formats; returns the image with boxes, if there is one."""
         self.num_images += 1
         target = self.folder / f"{name}.jpg"
+        labels = None if self.labels is None else self.labels / f"{name}.txt"
+        self.list.extend([item_of(found, annotated=str(target))])
         if found.error:
-            self.list.extend([item_of(found)])
             target.unlink(missing_ok=True)  # of an earlier run, as below
-            if any(isinstance(each, YoloWriter) for each in self.writers):
-                (self.folder / "labels" / f"{name}.txt").unlink(missing_ok=True)
+            if labels is not None:
+                labels.unlink(missing_ok=True)
             if self.crops is not None:
                 remove_crops(self.crops / name)
             return None
-        self.list.extend([item_of(found, annotated=str(target))])
-        for writer in self.writers:
-            writer.add(self.num_images, name, found)
+        if self.coco is not None:
+            self.coco.extend(coco_results(found, self.ids.get(found.file, self.num_images)))
+        if labels is not None:
+            labels.parent.mkdir(parents=True, exist_ok=True)
+            labels.write_text(yolo_lines(found, self.places), encoding="utf-8")
+        if self.csv is not None:
+            csv.writer(self.csv).writerows(csv_rows(found))
+            self.csv.flush()
         return target
 
     def __enter__(self) -> ResultsFolder:
@@ -176,8 +177,9 @@ class ResultsFolder:
 
     def __exit__(self, *_: object) -> None:
         self.threads.shutdown(cancel_futures=True)
-        for each in (self.list, *self.writers):
-            each.close()
+        for each in (self.list, self.coco, self.csv):
+            if each is not None:
+                each.close()
 
 
 def _save_drawn_here(found: FileResult, target: Path, crops: Path | None) -> None:
@@ -185,66 +187,35 @@ def _save_drawn_here(found: FileResult, target: Path, crops: Path | None) -> Non
         save_drawn(image, found.detections, target, crops)
 
 
-class CocoWriter(JsonList):
-    """Writes coco.json: COCO results. image_id is that of `ids`, else the image's position in results.json, from 1."""
-
-    def __init__(self, folder: Path, ids: Mapping[File, int]) -> None:
-        super().__init__(folder / "coco.json")
-        self.ids = ids
-
-    def add(self, number: int, name: Path, found: FileResult) -> None:
-        self.extend([
-            {
-                "image_id": self.ids.get(found.file, number),
-                "file_name": str(found.file),
-                "category_id": each.category_id,
-                "bbox": [round(v, 2) for v in (*each.box[:2], each.box[2] - each.box[0], each.box[3] - each.box[1])],
-                "score": round(each.score, 5),
-            }
-            for each in found.detections
-        ])  # fmt: skip
+def coco_results(found: FileResult, image_id: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "image_id": image_id,
+            "file_name": str(found.file),
+            "category_id": each.category_id,
+            "bbox": [round(v, 2) for v in (*each.box[:2], each.box[2] - each.box[0], each.box[3] - each.box[1])],
+            "score": round(each.score, 5),
+        }
+        for each in found.detections
+    ]
 
 
-class YoloWriter:
-    """Writes labels/NAME.txt for every image, one line per box: class cx cy w h score, relative to the size of the
-    image; class counts from 0 in the order of classes.txt."""
-
-    def __init__(self, folder: Path, classes: Classes) -> None:
-        self.folder = folder / "labels"
-        self.classes = {category_id: i for i, category_id in enumerate(classes.category_ids)}
-        (folder / "classes.txt").write_text("".join(f"{one_line(name)}\n" for name in classes.names), encoding="utf-8")
-
-    def add(self, number: int, name: Path, found: FileResult) -> None:
-        lines = []
-        for each in found.detections:
-            x1, y1, x2, y2 = (value / extent for value, extent in zip(each.box, found.size * 2))
-            values = ((x1 + x2) / 2, (y1 + y2) / 2, x2 - x1, y2 - y1, each.score)
-            lines.append(" ".join([str(self.classes[each.category_id]), *(f"{value:.6f}" for value in values)]) + "\n")
-        target = self.folder / f"{name}.txt"
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text("".join(lines), encoding="utf-8")
-
-    def close(self) -> None:
-        pass
+def yolo_lines(found: FileResult, places: Mapping[int, int]) -> str:
+    """Returns one line per box: class cx cy w h score, relative to the size of the image. places: of each category id
+    in classes.txt, from 0."""
+    lines = []
+    for each in found.detections:
+        x1, y1, x2, y2 = (value / extent for value, extent in zip(each.box, found.size * 2))
+        values = ((x1 + x2) / 2, (y1 + y2) / 2, x2 - x1, y2 - y1, each.score)
+        lines.append(" ".join([str(places[each.category_id]), *(f"{value:.6f}" for value in values)]) + "\n")
+    return "".join(lines)
 
 
-class CsvWriter:
-    """Writes detections.csv: one row per box, with the columns of COLUMNS; corners in pixels of the image."""
-
-    def __init__(self, folder: Path) -> None:
-        path = folder / "detections.csv"
-        self.file = open(path, "w", newline="", encoding="utf-8", errors="surrogateescape")  # noqa: SIM115
-        self.rows = csv.writer(self.file)
-        self.rows.writerow(COLUMNS)
-
-    def add(self, number: int, name: Path, found: FileResult) -> None:
-        for each in found.detections:
-            box = (round(value, 2) for value in each.box)
-            self.rows.writerow([found.file, each.category_id, each.name, round(each.score, 5), *box])
-        self.file.flush()
-
-    def close(self) -> None:
-        self.file.close()
+def csv_rows(found: FileResult) -> Iterator[list[Any]]:
+    """Yields one row of COLUMNS per box; corners in pixels of the image."""
+    for each in found.detections:
+        box = (round(value, 2) for value in each.box)
+        yield [found.file, each.category_id, each.name, round(each.score, 5), *box]
 
 
 def file_number(name: File) -> int | None:
@@ -265,30 +236,28 @@ def image_ids(files: Collection[File], annotations: Path | None = None) -> dict[
 
 
 def _annotated(files: Collection[File], annotations: Path) -> dict[File, int]:
+    """Returns the id of the only image in the same folders as each file, of as many as possible, else of the only one
+    with its name."""
     from rtdetr.data.formats.sources import read_document  # here: the readers take long to import
 
-    by_name: dict[str, list[tuple[tuple[str, ...], int]]] = defaultdict(list)
+    by_path: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    by_name: dict[str, list[int]] = defaultdict(list)
     for image in read_document(annotations, limit=None).images:
         parts = PurePosixPath(image["file_name"]).parts
-        by_name[parts[-1]].append((parts, image["id"]))
-    ids = {each: _id_of(each, by_name[Path(each).name]) for each in files}
-    if unknown := [str(each) for each, number in ids.items() if number is None]:
+        by_path[parts].append(image["id"])
+        by_name[parts[-1]].append(image["id"])
+    candidates: dict[File, list[int]] = {}
+    for file in files:
+        path = Path(os.path.abspath(file)).parts
+        ends = (path[start:] for start in range(len(path)))  # the longest first
+        candidates[file] = next((by_path[end] for end in ends if end in by_path), by_name[path[-1]])
+    if unknown := [str(file) for file, ids in candidates.items() if len(ids) != 1]:
         raise DataError(
             f"{annotations}: names no image, or several, for {some(unknown)}; leave them or --annotations out"
         )
-    file_of: dict[int | None, File] = {}
-    for file, number in ids.items():
-        if file_of.setdefault(number, file) != file:
-            both = f"{file_of[number]} and {file}"
+    file_of: dict[int, File] = {}
+    for file, (number,) in candidates.items():
+        if (other := file_of.setdefault(number, file)) != file:
+            both = f"{other} and {file}"
             raise DataError(f"{annotations}: names one image for {both}; leave one of them or --annotations out")
-    return {each: number for each, number in ids.items() if number is not None}
-
-
-def _id_of(file: File, candidates: list[tuple[tuple[str, ...], int]]) -> int | None:
-    """Returns the id of the only image in the same folders, of as many as possible, else of the only one with this
-    name, else None."""
-    path = Path(os.path.abspath(file)).parts
-    same = [(len(parts), number) for parts, number in candidates if path[-len(parts) :] == parts]
-    most = max((depth for depth, _ in same), default=0)
-    chosen = [number for depth, number in same if depth == most] or [number for _, number in candidates]
-    return chosen[0] if len(chosen) == 1 else None
+    return {file: number for number, file in file_of.items()}

@@ -10,7 +10,7 @@ import pytest
 
 from rtdetr.data.classes import DataError
 from rtdetr.inference.files import manifest_paths
-from rtdetr.inference.results import Done, already_done, cut_partial_line
+from rtdetr.inference.results import Done, already_done
 
 
 def test_a_list_is_read_as_it_stands(tmp_path: Path) -> None:
@@ -31,21 +31,16 @@ def test_a_list_is_read_as_it_stands(tmp_path: Path) -> None:
         list(manifest_paths(tmp_path / "pipe"))
 
 
-@pytest.mark.parametrize("content", ["", "{", '{"a": 1}\n', '{"a": 1}\n{"b"', "x" * 9, '{"a": 1}\n' + "y" * 40])
-def test_the_last_partial_line_goes(content: str, tmp_path: Path) -> None:
-    (tmp_path / "results.jsonl").write_text(content)
-    cut_partial_line(tmp_path / "results.jsonl")
-    assert (tmp_path / "results.jsonl").read_text() == content[: content.rfind("\n") + 1]
-
-
 def test_only_results_of_the_list_are_counted(tmp_path: Path) -> None:
     (tmp_path / "list.txt").write_text("a.jpg\nb.jpg\n")
     items = [{"file": "a.jpg", "detections": [{}, {}]}, {"file": "b.jpg", "error": "gone"}, {"file": "c.jpg"}]
     texts = [json.dumps(each) + "\n" for each in items]
     results = tmp_path / "results.jsonl"
-    for text, done in (("", Done()), (texts[0], Done(1, 0, 2)), (texts[0] + texts[1] + "{", Done(2, 1, 2))):
-        results.write_text(text)
-        assert already_done(results, tmp_path / "list.txt") == done
+    for number, done in enumerate((Done(), Done(1, 0, 2), Done(2, 1, 2))):
+        complete = "".join(texts[:number])
+        for partial in ("", "{", '{"file": "c', "x" * 40):
+            results.write_text(complete + partial)
+            assert already_done(results, tmp_path / "list.txt") == done._replace(size=len(complete))
     for text, sentence in (
         (texts[1], "line 1 is that of b.jpg, the manifest has a.jpg"),
         ("".join(texts), "line 3 is that of c.jpg, the manifest has no more images"),
