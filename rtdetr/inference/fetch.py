@@ -10,9 +10,11 @@ import threading
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotDone
 from contextlib import suppress
+from functools import partial, partialmethod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,11 +46,11 @@ def fetch(url: str, target: Path, limits: Limits, allow_private: bool = False) -
     Raises DataError with one sentence.
     """
     outcome: Future[None] = Future()
-    opened = Connections()
+    web = _Web(public=not allow_private)
 
     def work() -> None:
         try:
-            _download(url, target, limits, _opener(opened, not allow_private))
+            _download(url, target, limits, web)
             outcome.set_result(None)
         except BaseException as error:  # raised again below
             outcome.set_exception(error)
@@ -63,7 +65,7 @@ def fetch(url: str, target: Path, limits: Limits, allow_private: bool = False) -
             "it yourself and give the file"
         ) from error
     finally:
-        opened.end()
+        web.stop()
 
 
 def host_of(url: str) -> str:
@@ -125,70 +127,22 @@ def _is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
     return _is_public(inner) if inner is not None else address in UNICAST and address.is_global
 
 
-class Connections:
-    """The open sockets of a download, which the caller closes on a timeout: the thread may be waiting for a byte."""
+class _Web(urllib.request.AbstractHTTPHandler):
+    """Handles http and https. Checks every request before it is sent, also after a redirect, and the address that it
+    connects to. Another thread may stop it, which closes its sockets: this one may be waiting for a byte."""
 
-    def __init__(self) -> None:
-        self.lock, self.ended = threading.Lock(), False
-        self.sockets: list[socket.socket] = []
+    def __init__(self, public: bool) -> None:
+        super().__init__()
+        self.public, self.stopped = public, False
+        self.lock, self.sockets = threading.Lock(), list[socket.socket]()
 
-    def add(self, connected: socket.socket) -> None:
-        """Raises OSError after `end`."""
+    def stop(self) -> None:
         with self.lock:
-            if self.ended:
-                connected.close()
-                raise OSError("given up")
-            self.sockets.append(connected.dup())  # TLS takes over the socket itself
-
-    def end(self) -> None:
-        with self.lock:
-            self.ended = True
+            self.stopped = True
             for each in self.sockets:
                 with suppress(OSError):  # closed by the server already
                     each.shutdown(socket.SHUT_RDWR)
                 each.close()
-
-
-class _Connection(http.client.HTTPConnection):
-    """Resolves its host once and connects to one of the addresses; if `public`, to none that is private. `host` remains
-    the name, for which TLS verifies the certificate."""
-
-    opened: Connections
-    public = True
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._create_connection = self._connected
-
-    def connect(self) -> None:
-        super().connect()
-        if self.public:
-            _refuse_private(self.sock.getpeername()[0], self.host)
-
-    def _connected(self, address: tuple[str, int], *options: Any) -> socket.socket:
-        host, port = address
-        problem = OSError(f"{host} has no address")
-        for each in public_addresses(host) if self.public else [host]:
-            try:
-                connected = socket.create_connection((each, port), *options)
-            except OSError as error:
-                problem = error
-                continue
-            self.opened.add(connected)
-            return connected
-        raise problem
-
-
-class _TlsConnection(http.client.HTTPSConnection, _Connection):
-    pass
-
-
-class _Web(urllib.request.AbstractHTTPHandler):
-    """Handles http and https. Checks every request before it is sent, also after a redirect."""
-
-    def __init__(self, opened: Connections, public: bool) -> None:
-        super().__init__()
-        self.opened, self.public = opened, public
 
     def http_request(self, request: urllib.request.Request) -> urllib.request.Request:
         host_of(request.full_url)
@@ -196,23 +150,41 @@ class _Web(urllib.request.AbstractHTTPHandler):
 
     https_request = http_request
 
-    def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
-        return self._open(_Connection, request)
-
-    def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
-        return self._open(_TlsConnection, request)
-
-    def _open(self, kind: type[_Connection], request: urllib.request.Request) -> http.client.HTTPResponse:
+    def _open(self, kind: Callable[..., Any], request: urllib.request.Request) -> http.client.HTTPResponse:
         by_proxy = request.has_proxy() or request._tunnel_host is not None  # type: ignore[attr-defined]
         if by_proxy and self.public:
             self._check_before_proxy(host_of(request.full_url))
 
-        def connection(*arguments: Any, **options: Any) -> _Connection:
-            made = kind(*arguments, **options)
-            made.opened, made.public = self.opened, self.public and not by_proxy  # a proxy itself may be private
+        def connection(*arguments: Any, **options: Any) -> http.client.HTTPConnection:
+            made = kind(*arguments, **options)  # its host remains the name, for which TLS verifies the certificate
+            made._create_connection = partial(self._connected, self.public and not by_proxy)  # a proxy may be private
             return made
 
         return self.do_open(connection, request)
+
+    http_open = partialmethod(_open, http.client.HTTPConnection)
+    https_open = partialmethod(_open, http.client.HTTPSConnection)
+
+    def _connected(self, public: bool, address: tuple[str, int], *options: Any) -> socket.socket:
+        """Resolves a host once and connects to one of its addresses; if `public`, to none that is private. Raises
+        OSError after `stop`."""
+        host, port = address
+        problem = OSError(f"{host} has no address")
+        for each in public_addresses(host) if public else [host]:
+            try:
+                connected = socket.create_connection((each, port), *options)
+            except OSError as error:
+                problem = error
+                continue
+            with self.lock:
+                if self.stopped:
+                    connected.close()
+                    raise OSError("given up")
+                self.sockets.append(connected.dup())  # TLS takes over the socket itself
+            if public:
+                _refuse_private(connected.getpeername()[0], host)
+            return connected
+        raise problem
 
     def _check_before_proxy(self, host: str) -> None:
         """Raises DataError for a private or unknown host: the proxy resolves the name again and may know others."""
@@ -235,22 +207,17 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
 
 
-def _opener(opened: Connections, public: bool) -> urllib.request.OpenerDirector:
-    """Returns an opener for http and https only: no file:, no ftp:."""
-    opener = urllib.request.OpenerDirector()
+def _download(url: str, target: Path, limits: Limits, web: _Web) -> None:
+    opener = urllib.request.OpenerDirector()  # for http and https only: no file:, no ftp:
     for handler in (
         urllib.request.ProxyHandler(),
         urllib.request.UnknownHandler(),
         urllib.request.HTTPDefaultErrorHandler(),
         _Redirects(),
         urllib.request.HTTPErrorProcessor(),
-        _Web(opened, public),
+        web,
     ):
         opener.add_handler(handler)
-    return opener
-
-
-def _download(url: str, target: Path, limits: Limits, opener: urllib.request.OpenerDirector) -> None:
     request = urllib.request.Request(_plain(url), headers={"User-Agent": f"rtdetr/{__version__}"})
     try:
         with opener.open(request, timeout=SILENCE) as response, open(target, "wb") as file:
