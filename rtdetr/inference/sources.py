@@ -67,23 +67,30 @@ class Opener(NamedTuple):
         if isinstance(source, (str, os.PathLike)):
             return self._named(os.fspath(source))
         if isinstance(source, Integral) and not isinstance(source, bool):
-            return Source("live", _numbered(video.open_camera(int(source)).frames))
+            return Source("live", _numbered(video.open_camera(int(source))))
         if isinstance(source, Tensor):
-            return _of_tensor(source)
+            batch = _uint8_tensor(source, (3, 4)).reshape(-1, *source.shape[-3:])
+            return Source("one" if source.ndim == 3 else "list", (Item("tensor", each) for each in batch), batch=batch)
         if isinstance(source, (list, tuple)):
             if not source:
                 raise DataError(f"source: the list is empty; {EXPECTED}")
-            files = tuple(map(Path, source)) if all(map(_is_path, source)) else ()
-            return Source("list", map(self._listed, source), files)
+            are_paths = all(isinstance(each, (str, os.PathLike)) and "://" not in str(each) for each in source)
+            return Source("list", map(self._listed, source), tuple(map(Path, source)) if are_paths else ())
         if isinstance(source, Iterable) and not isinstance(source, NO_SERIES) and not _is_open_file(source):
             return Source("stream", map(self._listed, source))
         return Source("one", iter([self._image(source)]))
 
     def pixels(self, source: Path | str) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """Returns the RGB pixels (H, W, 3) of a file or URL. Raises DataError."""
-        if "://" in str(source):
-            return as_rgb_array(self._fetched_image(str(source)))
-        return read_pixels(Path(source), max_megapixels=self.max_megapixels)
+        if "://" not in str(source):
+            return read_pixels(Path(source), max_megapixels=self.max_megapixels)
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "image"
+            fetch(str(source), file, IMAGE, self.allow_private)
+            try:
+                return as_rgb_array(read_image(file, max_megapixels=self.max_megapixels))
+            except DataError as error:
+                raise DataError(str(error).replace(str(file), str(source))) from error
 
     def open_video(self, name: str, folder: Path) -> video.Video:
         """Opens a source for which `is_video` is true. folder: for the download of a video. Raises DataError or
@@ -93,7 +100,11 @@ class Opener(NamedTuple):
         if "://" not in name:
             return video.open_video(name)
         if _is_stream(name):
-            self._check_stream(name)
+            if not self.allow_private:  # FFmpeg itself resolves its name and follows redirects
+                raise DataError(
+                    f"{name}: a stream or playlist may lead to any other address, on this machine and in private "
+                    "networks, too; allow_private=True opens one that you trust"
+                )
             return video.open_video(name)._replace(live=True)
         video.reader(name)  # raises MissingPackage before the download
         file = folder / f"video{_suffix(name)}"
@@ -103,37 +114,24 @@ class Opener(NamedTuple):
     def _named(self, name: str) -> Source:
         if "\0" in name or not name:
             raise DataError(f"source: {name!r} names nothing; {EXPECTED}")
-        if "://" in name:
-            return self._at_address(name)
-        path = Path(name)
+        path, (scheme, separator, _) = Path(name), name.lower().partition("://")
+        if separator:
+            if scheme not in ("http", "https", *STREAMS):
+                raise DataError(f"{name}: expected http, https or a stream ({', '.join(STREAMS)}), got {scheme}")
+            host_of(name)
+            if _is_stream(name):
+                return Source("live", _numbered(self.open_video(name, Path())))
+            if _suffix(name) in video.ENDINGS:
+                video.reader(name)  # raises MissingPackage now, not at the first frame
+                return Source("stream", self._fetched_video(name))
+            return Source("one", iter([self._image(name)]))
         look_at(path)
         if path.is_file() and path.suffix.lower() in video.ENDINGS:
-            return Source("stream", _numbered(video.open_video(name).frames))
+            return Source("stream", _numbered(video.open_video(name)))
         if path.is_file():
             return Source("one", iter([self._image(name)]))
         files = tuple(find_images([name]).images)
-        return Source("list", map(self._found, files), files, tolerant=True)
-
-    def _at_address(self, url: str) -> Source:
-        scheme = url.partition("://")[0].lower()
-        if scheme not in ("http", "https", *STREAMS):
-            raise DataError(f"{url}: expected http, https or a stream ({', '.join(STREAMS)}), got {scheme}")
-        host_of(url)
-        if _is_stream(url):
-            self._check_stream(url)
-            return Source("live", _numbered(video.open_video(url).frames))
-        if _suffix(url) in video.ENDINGS:
-            video.reader(url)  # raises MissingPackage now, not at the first frame
-            return Source("stream", self._fetched_video(url))
-        return Source("one", iter([self._image(url)]))
-
-    def _check_stream(self, url: str) -> None:
-        """Raises DataError for a stream that is not allowed: FFmpeg itself resolves its name and follows redirects."""
-        if not self.allow_private:
-            raise DataError(
-                f"{url}: a stream or playlist may lead to any other address, on this machine and in private networks, "
-                "too; allow_private=True opens one that you trust"
-            )
+        return Source("list", (self._listed(file, found=True) for file in files), files, tolerant=True)
 
     def _image(self, source: Any) -> Item:
         if isinstance(source, (str, os.PathLike)):
@@ -151,33 +149,18 @@ class Opener(NamedTuple):
         got = type(source).__name__ if source is not None else "None, which is cv2.imread's for a file it cannot read"
         raise DataError(f"source: {EXPECTED}, got {got}")
 
-    def _listed(self, source: Any) -> Item:
-        """Opens one of several images; a URL that cannot be opened, or has no image, is skipped and reported."""
+    def _listed(self, source: Any, found: bool = False) -> Item:
+        """Opens one of several images. A URL, or a file that was `found`, is skipped and reported if that fails."""
         try:
             return self._image(source)
         except DataError as error:
-            if isinstance(source, str) and "://" in source:
-                return Item(source, None, str(error))
+            if found or (isinstance(source, str) and "://" in source):
+                return Item(str(source), None, str(error), source if found else None)
             raise
-
-    def _found(self, file: Path) -> Item:
-        try:
-            return self._image(file)
-        except DataError as error:
-            return Item(str(file), None, str(error), file)
-
-    def _fetched_image(self, url: str) -> Image.Image:
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "image"
-            fetch(url, file, IMAGE, self.allow_private)
-            try:
-                return read_image(file, max_megapixels=self.max_megapixels)
-            except DataError as error:
-                raise DataError(str(error).replace(str(file), url)) from error
 
     def _fetched_video(self, url: str) -> Iterator[Item]:
         with tempfile.TemporaryDirectory() as folder:
-            yield from _numbered(self.open_video(url, Path(folder)).frames)
+            yield from _numbered(self.open_video(url, Path(folder)))
 
 
 def is_video(source: str) -> bool:
@@ -194,10 +177,6 @@ def is_video(source: str) -> bool:
     return (source.isdecimal() and not path.exists()) or (path.suffix.lower() in video.ENDINGS and path.is_file())
 
 
-def _is_path(source: Any) -> bool:
-    return isinstance(source, (str, os.PathLike)) and "://" not in str(source)
-
-
 def _is_open_file(source: Any) -> bool:
     """Also those of `tempfile`, some of which are no io.IOBase."""
     return callable(getattr(source, "read", None))
@@ -211,8 +190,8 @@ def _is_stream(url: str) -> bool:
     return urlsplit(url).scheme.lower() in STREAMS or _suffix(url) in PLAYLISTS
 
 
-def _numbered(frames: Iterator[video.Frame]) -> Iterator[Item]:
-    return (Item(f"frame {number}", frame.image) for number, frame in enumerate(frames))
+def _numbered(opened: video.Video) -> Iterator[Item]:
+    return (Item(f"frame {number}", frame.image) for number, frame in enumerate(opened.frames))
 
 
 def _pixels_of_pil(image: Image.Image) -> np.ndarray[Any, Any]:
@@ -223,13 +202,6 @@ def _pixels_of_pil(image: Image.Image) -> np.ndarray[Any, Any]:
     if 0 in pixels.shape:
         raise DataError(f"source: the PIL image has no pixels, its size is {image.size}")
     return pixels
-
-
-def _of_tensor(tensor: Tensor) -> Source:
-    images = _uint8_tensor(tensor, (3, 4))
-    if images.ndim == 3:
-        return Source("one", iter([Item("tensor", images)]), batch=images[None])
-    return Source("list", (Item("tensor", each) for each in images), batch=images)
 
 
 def _uint8_tensor(tensor: Tensor, ndims: tuple[int, ...] = (3,)) -> Tensor:
