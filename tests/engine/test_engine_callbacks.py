@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ def test_it_hears_of_saves_in_the_background_and_of_a_resumed_run(data: Path, tm
     train_step = trainer.train_step
 
     def slow_enough(batches: Any) -> Any:
-        trainer.saver._join()  # else the next save would come some steps later
+        wait([trainer.saver._job] if trainer.saver._job else [])  # else the next save would come some steps later
         return train_step(batches)
 
     trainer.train_step = slow_enough  # type: ignore[method-assign]
@@ -211,14 +212,14 @@ def dying(trainer: Trainer, save: int, before: bool) -> None:
     """Makes the run die at the n-th save: before it, or after it and before anybody is told."""
     number, write = [0], trainer.saver._write
 
-    def counted(content: Any) -> None:
+    def counted(*arguments: Any) -> Any:
         number[0] += 1
         if number[0] == save and before:
             raise InterruptedError
-        write(content)
+        written = write(*arguments)
         if number[0] == save:
-            trainer.saver._written.clear()
             raise InterruptedError
+        return written
 
     trainer.saver._write = counted  # type: ignore[method-assign]
 

@@ -29,19 +29,12 @@ class Saver:
     iteration of its state, in the thread that calls `save` or `wait`.
     """
 
-    def __init__(
-        self,
-        state: RunState,
-        folder: Path,
-        resume: Path | None = None,
-        saved: Callable[[Path, int], None] = lambda path, iteration: None,
-    ) -> None:
+    def __init__(self, state: RunState, folder: Path, resume: Path | None, saved: Callable[[Path, int], None]) -> None:
         self.state, self.folder, self.saved = state, folder, saved
-        self._written: list[tuple[Path, int]] = []  # written files of which listeners have not been told
         self._last_is_good = resume is None or resume.name != BEFORE  # resumed from last-1.pth: last.pth may be damaged
         self._best: dict[str, Any] | None = None  # to be written
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="saving")
-        self._job: Future[None] | None = None
+        self._job: Future[list[tuple[Path, int]]] | None = None
         self._saved, self._place = time.perf_counter(), ExitStack()
 
     def begin(self) -> None:
@@ -55,8 +48,7 @@ class Saver:
         if self._job is not None and self._job.done():
             self.wait()
         waited = time.perf_counter() - self._saved >= self.state.cfg.train.save_seconds
-        writes = self._job is not None and not self._job.done()
-        return distributed.any_process(distributed.is_main() and waited and not writes)
+        return distributed.any_process(distributed.is_main() and waited and self._job is None)
 
     def keep_best(self) -> None:
         """Schedules the current average for best.pth: the next save writes it before last.pth, which records its AP."""
@@ -70,56 +62,46 @@ class Saver:
         self.wait()
         content = self.state.content()
         self._saved = time.perf_counter()
-        if content is None:
-            return
-        if background:
-            self._job = self._thread.submit(self._try, on_host(content))
-            return
-        if final:
-            self._write(content)
-        else:
-            self._try(content)
-        self._tell()
+        if content is not None and background:
+            self._job = self._thread.submit(self._write, on_host(content))
+        elif content is not None:
+            for each in self._write(content, final):
+                self.saved(*each)
 
     def wait(self) -> None:
         """Waits for pending writes."""
-        self._join()
-        self._tell()
+        if (job := self._job) is not None:
+            self._job = None
+            for each in job.result():
+                self.saved(*each)
 
     def end(self) -> None:
         """Waits for pending writes and unlocks the folder."""
         with self._place, self._thread:
-            self._join()
+            if self._job is not None:
+                self._job.result()
 
-    def _join(self) -> None:
-        job, self._job = self._job, None
-        if job is not None:
-            job.result()
-
-    def _tell(self) -> None:
-        while self._written:
-            self.saved(*self._written.pop(0))
-
-    def _try(self, content: dict[str, Any]) -> None:
+    def _write(self, content: dict[str, Any], final: bool = False) -> list[tuple[Path, int]]:
+        """Returns the written files, with the iteration of `content`."""
+        written = []
         try:
-            self._write(content)
+            if self._best is not None:
+                with writing_run_file(self.folder / BEST):
+                    save_checkpoint(self.folder / BEST, self._best)
+                self._best = None
+                written.append(self.folder / BEST)
+            with writing_run_file(self.folder / LAST):
+                save_checkpoint(self.folder / LAST, content, self.folder / BEFORE if self._last_is_good else None)
+            self._last_is_good = True
+            written.append(self.folder / LAST)
         except CannotWrite as error:
-            seconds = self.state.cfg.train.save_seconds
+            if final:
+                raise
             say(
-                f"{error.path}: cannot be written ({error.reason}); training continues, {error.saved}; "
-                f"make room; the next save is in {seconds:g} s or at an evaluation"
+                f"{error.path}: cannot be written ({error.reason}); training continues, {error.saved}; make room; the "
+                f"next save is in {self.state.cfg.train.save_seconds:g} s or at an evaluation"
             )
-
-    def _write(self, content: dict[str, Any]) -> None:
-        if self._best is not None:
-            with writing_run_file(self.folder / BEST):
-                save_checkpoint(self.folder / BEST, self._best)
-            self._best = None
-            self._written.append((self.folder / BEST, content["training"]["iteration"]))
-        with writing_run_file(self.folder / LAST):
-            save_checkpoint(self.folder / LAST, content, self.folder / BEFORE if self._last_is_good else None)
-        self._last_is_good = True
-        self._written.append((self.folder / LAST, content["training"]["iteration"]))
+        return [(path, content["training"]["iteration"]) for path in written]
 
 
 def on_host(value: Any) -> Any:
