@@ -47,7 +47,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     limit = args.max_megapixels
     one = args.fix is not None and args.fix.suffix.lower() == ".json"
     report = examine(source, str(args.images or ""), args.fast, lambda number: progress(number).update, limit, one)
-    read = [part.asked.source.path for part in report.sets]
+    read = [part.source.path for part in report.sets]
     read += [file for part in report.sets if part.data is not None for file in part.data.files()]
     check_outputs([each for each in (args.json,) if each], read, args.overwrite)
     missing = args.images and not args.images.is_dir()

@@ -6,6 +6,7 @@ import os
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,17 +17,8 @@ from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.defects import MOST_DROPPED, WITHOUT_AREA, Action, Defect, Refused, one_line
 from rtdetr.data.doctor.counts import advise_sampling, describe
 from rtdetr.data.doctor.files import copies, examine_files
+from rtdetr.data.formats import sources
 from rtdetr.data.formats.records import DataSource
-from rtdetr.data.formats.sources import (
-    check_images,
-    find_sources,
-    image_folder_of,
-    not_read,
-    not_read_line,
-    read_document,
-    source_of,
-    with_images,
-)
 from rtdetr.data.formats.yolo import of_yolo
 from rtdetr.data.images import MAX_MEGAPIXELS
 from rtdetr.wording import counted
@@ -35,19 +27,22 @@ WORST_FIRST: tuple[Action, ...] = ("refused", "dropped", "clipped", "kept")
 SHOWN = 50  # defects of a kind, at most; --json lists all
 
 
-class SetToExamine(NamedTuple):
+@dataclass(eq=False)
+class Examined:
+    """A set, filled step by step by `examine`."""
+
     name: str  # train, val, ... or ""
     source: DataSource
     given: Path  # the path that the user passed
     images: str  # the image folder that the user passed; may be empty
+    data: DetectionSet | None = None  # None: unreadable
+    defects: list[Defect] = field(default_factory=list)
+    gone: list[int] = field(default_factory=list)  # indices of the images of `data` dropped because of their files
+    refused: Defect | None = None  # the reason why training refuses it
 
-
-class Examined(NamedTuple):
-    asked: SetToExamine
-    data: DetectionSet | None  # None: unreadable
-    defects: list[Defect]
-    gone: list[int]  # indices of the images of `data` dropped because of their files
-    refused: Defect | None  # the reason why training refuses it
+    @property
+    def is_trained_on(self) -> bool:
+        return self.name not in ("val", "test")
 
 
 class Report(NamedTuple):
@@ -89,7 +84,7 @@ class Report(NamedTuple):
         for part in self.sets:
             yield from _lines_of(part)
         if self.not_read:
-            yield one_line(not_read_line(self.not_read))
+            yield one_line(sources.not_read_line(self.not_read))
         yield self.verdict()
 
 
@@ -105,48 +100,54 @@ def examine(
     not open images. progress: receives the number of images and returns a function to call after each. max_megapixels:
     larger images are defects; default: the config's limit. one_set: refuse several."""
     try:
-        asked, unknown, limit = _asked(path, images, max_megapixels)
+        parts, unknown, limit = _sets_of(path, images, max_megapixels)
     except (DataError, ConfigError, OSError) as error:
         return Report([], [_refused(error, path)])
-    if one_set and len(asked) > 1:
-        raise DataError(f"{path}: its {len(asked)} sets do not go into one file; name a folder")
-    opened = [_open(each) for each in asked]
-    num_images = sum(len(part.data) for part in opened if part.data)
-    done = progress(num_images) if progress and num_images and not fast else lambda: None
+    if one_set and len(parts) > 1:
+        raise DataError(f"{path}: its {len(parts)} sets do not go into one file; name a folder")
+    for part in parts:
+        _open(part)
+    opened = [(part, part.data) for part in parts if part.data is not None]
     if not fast:
+        num_images = sum(len(data) for _, data in opened)
+        done = progress(num_images) if progress and num_images else lambda: None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PIL warns of unusual files; relevant ones become defects
-            opened = [_with_files(part, done) for part in opened]
-    judged = [_judged(part, limit) for part in opened]
+            for part, data in opened:
+                found, part.gone = examine_files(data, done)
+                part.defects += found
+    for part, data in opened:
+        _judge(part, data, limit)
     if not fast:
-        twice = copies([(part.asked.name, part.data) for part in judged if part.data])
-        judged = [part._replace(defects=part.defects + twice.get(part.asked.name, [])) for part in judged]
-    passed_over = [each for folder in dict.fromkeys(each.given for each in asked) for each in not_read(folder)]
-    return Report(_matched(judged), unknown, passed_over)
+        twice = copies([(part.name, data) for part, data in opened])
+        for part, _ in opened:
+            part.defects += twice.get(part.name, [])
+    _match(parts)
+    passed_over = [each for folder in dict.fromkeys(part.given for part in parts) for each in sources.not_read(folder)]
+    return Report(parts, unknown, passed_over)
 
 
-def _asked(path: Path, images: str, max_megapixels: float | None) -> tuple[list[SetToExamine], list[Defect], float]:
+def _sets_of(path: Path, images: str, max_megapixels: float | None) -> tuple[list[Examined], list[Defect], float]:
     """The sets, errors in one of the two sets of a config, and the share of each set that may be dropped. Raises
     DataError or ConfigError for other errors."""
-    if _is_config(path):
-        data = load_config(path).data
-        asked, unknown = [], []
-        for name, split in (("train", data.train), ("val", data.val)):
-            try:
-                if not split.annotations:
-                    raise ConfigError(f"{path}: data.{name}.annotations is empty, so there is nothing to look at")
-                source = source_of(split.annotations, split.split or name, max_megapixels or data.max_megapixels)
-            except (DataError, ConfigError, OSError) as error:
-                unknown.append(_refused(error, Path(split.annotations or path)))
-            else:
-                asked.append(SetToExamine(name, source, Path(split.annotations), images or split.images))
-        return asked, unknown, data.max_defects
-    sources = find_sources(path, max_megapixels or MAX_MEGAPIXELS)
-    if {"train", "val"} <= sources.keys():
-        sources.pop("trainval", None)  # trainval is the union of both
-    for source in sources.values():
-        check_images(source, images)
-    return [SetToExamine(name, source, path, images) for name, source in sources.items()], [], MOST_DROPPED
+    if not _is_config(path):
+        found = sources.find_sources(path, max_megapixels or MAX_MEGAPIXELS)
+        if {"train", "val"} <= found.keys():
+            found.pop("trainval", None)  # trainval is the union of both
+        for source in found.values():
+            sources.check_images(source, images)
+        return [Examined(name, source, path, images) for name, source in found.items()], [], MOST_DROPPED
+    data = load_config(path).data
+    parts, unknown = [], []
+    for name, split in (("train", data.train), ("val", data.val)):
+        try:
+            if not split.annotations:
+                raise ConfigError(f"{path}: data.{name}.annotations is empty, so there is nothing to look at")
+            source = sources.source_of(split.annotations, split.split or name, max_megapixels or data.max_megapixels)
+            parts.append(Examined(name, source, Path(split.annotations), images or split.images))
+        except (DataError, ConfigError, OSError) as error:
+            unknown.append(_refused(error, Path(split.annotations or path)))
+    return parts, unknown, data.max_defects
 
 
 def _is_config(path: Path) -> bool:
@@ -160,66 +161,50 @@ def _is_config(path: Path) -> bool:
     return not (isinstance(content, dict) and ("nc" in content or of_yolo(content, path.stem == "data")))
 
 
-def _open(asked: SetToExamine) -> Examined:
+def _open(part: Examined) -> None:
     """Reads the records, and checks that the image files exist."""
-    defects: list[Defect] = []
     try:
-        source = with_images(asked.source, asked.images)
-        document = read_document(source, limit=None)
-        defects = list(document.defects)
-        folder = image_folder_of(source, document, asked.given, asked.images)
-        data = DetectionSet(document, source._replace(images=folder), limit=None)
+        source = sources.with_images(part.source, part.images)
+        document = sources.read_document(source, limit=None)
+        part.defects = [*document.defects]
+        folder = sources.image_folder_of(source, document, part.given, part.images)
+        part.data = DetectionSet(document, source._replace(images=folder), limit=None)
+        part.defects = [*part.data.defects]
     except (DataError, ConfigError, OSError) as error:
-        refused = _refused(error, asked.source.path)
-        defects += error.others if isinstance(error, Refused) else []
-        return Examined(asked, None, [*defects, refused], [], refused)
-    return Examined(asked, data, data.defects, [], None)
+        part.refused = _refused(error, part.source.path)
+        part.defects += [*(error.others if isinstance(error, Refused) else ()), part.refused]
 
 
-def _with_files(part: Examined, done: Callable[[], object]) -> Examined:
-    if part.data is None:
-        return part
-    found, gone = examine_files(part.data, done)
-    return part._replace(defects=part.defects + found, gone=gone)
-
-
-def _judged(part: Examined, limit: float) -> Examined:
+def _judge(part: Examined, data: DetectionSet, limit: float) -> None:
     """Adds the reason why training would refuse the set, as an extra defect unless one already contains it."""
-    if part.data is None:
-        return part
-    data, defects = part.data, part.defects
-    except_kinds = WITHOUT_AREA if part.asked.name in ("val", "test") else ()
-    error: DataError | None = data.refusal(defects, limit, except_kinds, part.gone)
-    left = len(data) - len(part.gone)
+    file, left = data.annotation_file, len(data) - len(part.gone)
+    except_kinds = () if part.is_trained_on else WITHOUT_AREA
+    error: DataError | None = data.refusal(part.defects, limit, except_kinds, part.gone)
     if error is None and not left:
-        error = DataError(f"{data.annotation_file}: no image is left to work on")
-    if error is None and part.asked.name not in ("val", "test") and not data.num_boxes:
-        error = DataError(f"{data.annotation_file}: {counted(left, 'image')} but no box to learn from")
+        error = DataError(f"{file}: no image is left to work on")
+    if error is None and part.is_trained_on and not data.num_boxes:
+        error = DataError(f"{file}: {counted(left, 'image')} but no box to learn from")
     if error is None:
-        return part
-    if any(each.action == "refused" for each in defects):
-        return part._replace(refused=_refused(error, data.annotation_file))
-    what = str(error).removeprefix(f"{data.annotation_file}: ")
-    verdict = Defect(str(data.annotation_file), None, "too_much", what, "refused")
-    return part._replace(defects=[*defects, verdict], refused=verdict)
+        return
+    if any(each.action == "refused" for each in part.defects):
+        part.refused = _refused(error, file)
+    else:
+        part.refused = Defect(str(file), None, "too_much", str(error).removeprefix(f"{file}: "), "refused")
+        part.defects.append(part.refused)
 
 
-def _matched(parts: Sequence[Examined]) -> list[Examined]:
+def _match(parts: Sequence[Examined]) -> None:
     """Compares the classes of the other sets with those of the training set, or else of the first. VOC and YOLO folders
     have one list of classes for all their sets."""
-    trained = [part.data for part in parts if part.asked.name == "train"] or [part.data for part in parts]
-    first = trained[0] if trained else None
-    matched = []
+    trained = [part.data for part in parts if part.name == "train"] or [part.data for part in parts]
     for part in parts:
-        of_coco = part.asked.source.format in ("coco", "lvis")
-        if first is not None and part.data is not None and part.data is not first and of_coco:
+        data, first = part.data, trained[0]
+        if first is not None and data is not None and data is not first and part.source.format in ("coco", "lvis"):
             try:
-                match_classes(part.data.classes, first.classes, "id", part.data.annotation_file)
+                match_classes(data.classes, first.classes, "id", data.annotation_file)
             except DataError as error:
-                verdict = _refused(error, part.data.annotation_file)._replace(kind="classes_differ")
-                part = part._replace(defects=[*part.defects, verdict], refused=part.refused or verdict)
-        matched.append(part)
-    return matched
+                part.defects.append(_refused(error, data.annotation_file)._replace(kind="classes_differ"))
+                part.refused = part.refused or part.defects[-1]
 
 
 def _refused(error: DataError | ConfigError | OSError, path: Path) -> Defect:
@@ -249,19 +234,18 @@ def _notes(number: int) -> str:
 
 
 def _lines_of(part: Examined) -> Iterator[str]:
-    name = f"{part.asked.source}" if part.asked.source.split else f"{part.asked.name} {part.asked.source}".strip()
+    name = f"{part.source}" if part.source.split else f"{part.name} {part.source}".strip()
     bad = [each for each in part.defects if not each.is_note]
-    actions = Counter(each.action for each in bad)
-    by_action = ", ".join(f"{count} {action}" for action, count in sorted(actions.items()))
     notes = _notes(len(part.defects) - len(bad))
     if part.refused is not None:
         yield one_line(f"{name}: unusable")
     elif bad:
+        by_action = ", ".join(f"{count} {action}" for action, count in sorted(Counter(x.action for x in bad).items()))
         yield f"{name}: {counted(len(bad), 'defect')} ({by_action}){notes}; training would survive them"
     else:
         yield f"{name}: sound{notes}"
     if part.data is not None:
         yield f"  {part.data.summary()}"
         yield from describe(part.data)
-        if part.asked.name not in ("val", "test"):
+        if part.is_trained_on:
             yield from advise_sampling(part.data)

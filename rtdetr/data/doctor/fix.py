@@ -34,8 +34,8 @@ def clean_files(parts: Sequence[Examined], out: Path) -> dict[Path, Examined]:
         return {out: parts[0]}
     files: dict[Path, Examined] = {}
     for part in parts:
-        path = part.asked.source.path
-        split = part.asked.source.split or part.asked.name or "train"
+        path = part.source.path
+        split = part.source.split or part.name or "train"
         named_so = len(parts) == 1 or split_named(path) == split  # one set needs no split in its name
         own = path.suffix.lower() == ".json" and named_so and path.name not in {file.name for file in files}
         files[out / "annotations" / (path.name if own else f"instances_{split}.json")] = part
@@ -44,7 +44,7 @@ def clean_files(parts: Sequence[Examined], out: Path) -> dict[Path, Examined]:
 
 def clean_document(part: Examined) -> dict[str, Any]:
     """The COCO document of the usable records of a set. Other keys of a COCO JSON are preserved."""
-    data, source = part.data, part.asked.source
+    data, source = part.data, part.source
     assert data is not None  # `clean_files` refused the set
     document = read_document(data.origin, limit=None)
     table = as_table(document.annotations)
