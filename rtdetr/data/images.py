@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 from rtdetr.data.classes import DataError
-from rtdetr.data.depth import scaled_from
 from rtdetr.data.resize import as_rgb_array
 
 MAX_MEGAPIXELS = 179.0  # PIL's default limit, MAX_IMAGE_PIXELS
@@ -70,9 +69,9 @@ def read_image(
     (squares, 180 degrees, mirrored), the image is upright, as from cv2.imdecode in the official pipeline.
     max_megapixels: larger files are refused before they are decoded. Raises DataError if the file cannot be read.
     """
-    with _opened(path, max_megapixels) as opened:
+    with opened_image(path, max_megapixels) as opened:
         turns_itself = opened.format == "TIFF"  # PIL rotates it in load(), after which the orientation is gone
-        orientation = _orientation(opened)
+        orientation = orientation_of(opened)
         image = Image.fromarray(as_rgb_array(opened))
     if orientation in UPRIGHT and not turns_itself:
         image = image.transpose(UPRIGHT[orientation])
@@ -114,8 +113,8 @@ def ordinary_jpeg(path: Path, max_megapixels: float) -> Jpeg | None:
     content = _if_jpeg(path)
     if content is None:
         return None
-    with _opened(path, max_megapixels, io.BytesIO(content)) as opened:
-        if opened.format != "JPEG" or opened.mode != "RGB" or _orientation(opened) in UPRIGHT:
+    with opened_image(path, max_megapixels, io.BytesIO(content)) as opened:
+        if opened.format != "JPEG" or opened.mode != "RGB" or orientation_of(opened) in UPRIGHT:
             return None
         size = opened.size
     stored = np.frombuffer(content, np.uint8)
@@ -150,10 +149,10 @@ def _if_jpeg(path: Path) -> bytes | None:
 
 def upright_size(path: Path, max_megapixels: float = MAX_MEGAPIXELS) -> tuple[int, int]:
     """(h, w) in pixels of the image that `read_image` returns, from the header if possible. Raises DataError."""
-    with _opened(path, max_megapixels) as opened:
+    with opened_image(path, max_megapixels) as opened:
         if opened.format == "TIFF":  # older versions of PIL exchange the sides only on load
             opened.load()
-        elif _orientation(opened, decoded=_may_tell_late(path, opened)) in SIDEWAYS_BACK:
+        elif orientation_of(opened, decoded=_may_tell_late(path, opened)) in SIDEWAYS_BACK:
             return opened.width, opened.height
         return opened.height, opened.width
 
@@ -171,7 +170,7 @@ def _may_tell_late(path: Path, opened: Image.Image) -> bool:
     return False
 
 
-def _orientation(opened: Image.Image, decoded: bool = True) -> int:
+def orientation_of(opened: Image.Image, decoded: bool = True) -> int:
     """The EXIF orientation; 1 if there is none or it is damaged. decoded: a PNG may be decoded to find it."""
     if decoded and opened.format == "PNG" and "exif" not in opened.info:
         opened.load()  # as getexif() would, but not in the `try`: of damaged pixels a second load() returns a part
@@ -183,7 +182,7 @@ def _orientation(opened: Image.Image, decoded: bool = True) -> int:
 
 
 @contextlib.contextmanager
-def _opened(path: Path, max_megapixels: float, content: io.BytesIO | None = None) -> Iterator[Image.Image]:
+def opened_image(path: Path, max_megapixels: float, content: io.BytesIO | None = None) -> Iterator[Image.Image]:
     """Context manager: opens a file, or its content, with PIL. PIL's exceptions in the block become DataError."""
     if content is None and path.exists() and not path.is_file():  # reading a pipe would block
         what = "folder" if path.is_dir() else "device"
@@ -233,32 +232,12 @@ def _reason(path: Path, error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-class ImageFacts(NamedTuple):
-    """Facts from the header of an image file."""
-
-    num_pixels: int
-    mode: str  # PIL's mode: RGB, L, P, CMYK, 1, ...
-    orientation: int  # EXIF orientation, 1: upright
-    is_animated: bool
-    scaled_from: int  # value that is scaled to 255; 0: the file has at most 8 bits
-    has_alpha: bool
-
-
-def image_facts(path: Path, max_megapixels: float = MAX_MEGAPIXELS) -> ImageFacts:
-    """Reads the facts of a file from its header alone. Raises DataError if the file cannot be read."""
-    with _opened(path, max_megapixels) as opened:
-        animated = bool(getattr(opened, "is_animated", False)) and opened.format != "MPO"  # MPO has a preview
-        has_alpha = opened.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in opened.info
-        white = scaled_from(opened)  # must precede _orientation, for which PIL may decode the file
-        return ImageFacts(opened.width * opened.height, opened.mode, _orientation(opened), animated, white, has_alpha)
-
-
 def sideways(path: Path, annotated: tuple[int, int]) -> Image.Transpose | None:
     """The transpose that makes an image upright if `read_image` leaves it as stored because its boxes were drawn so, as
     `annotated`, (h, w) in pixels, shows. None for all others. Raises DataError if the file cannot be read, or has
     neither size."""
-    with _opened(path, MOST_MEGAPIXELS) as opened:
-        orientation = _orientation(opened)
+    with opened_image(path, MOST_MEGAPIXELS) as opened:
+        orientation = orientation_of(opened)
     upright = upright_size(path, MOST_MEGAPIXELS)
     if annotated == upright:
         return None
@@ -272,5 +251,5 @@ def sideways(path: Path, annotated: tuple[int, int]) -> Image.Transpose | None:
 
 def suffix_of(path: Path) -> str:
     """The ending that fits the content of an image file, such as .png. Raises DataError if it cannot be read."""
-    with _opened(path, MOST_MEGAPIXELS) as opened:
+    with opened_image(path, MOST_MEGAPIXELS) as opened:
         return ".jp2" if opened.format == "JPEG2000" else f".{str(opened.format).lower()}"

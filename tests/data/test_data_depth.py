@@ -12,7 +12,8 @@ import pytest
 from PIL import Image
 
 from rtdetr.data.classes import DataError
-from rtdetr.data.images import image_facts, read_image, read_pixels, upright_size
+from rtdetr.data.depth import scaled_from
+from rtdetr.data.images import opened_image, read_image, read_pixels, upright_size
 from rtdetr.data.resize import as_rgb_array
 
 HEIGHT, WIDTH = 40, 64
@@ -142,15 +143,20 @@ def test_values_without_a_known_range_are_refused(name: str, tmp_path: Path) -> 
         assert "8 or 16 bits" in sentence and "\n" not in sentence
 
 
+def white_of(path: Path) -> int:
+    with opened_image(path, max_megapixels=1) as opened:
+        return scaled_from(opened)
+
+
 def test_the_header_says_what_becomes_white(tmp_path: Path) -> None:
     largest = {"floats": 1, "10": 1023, "12": 4095, "16": 65535}
     for name in [*GREY, *COLOUR]:
         (tmp_path / name).write_bytes({**GREY, **COLOUR}[name]())
-        assert image_facts(tmp_path / name).scaled_from == largest[name.split(".")[0].split()[0].strip(",")], name
+        assert white_of(tmp_path / name) == largest[name.split(".")[0].split()[0].strip(",")], name
         assert upright_size(tmp_path / name) == (HEIGHT, WIDTH)
     for kind, mode in (("png", "P"), ("png", "1"), ("png", "LA"), ("jpg", "L"), ("jpg", "CMYK"), ("pgm", "L")):
         Image.new("RGB", (WIDTH, HEIGHT)).convert(mode).save(tmp_path / f"{mode}.{kind}")
-        assert image_facts(tmp_path / f"{mode}.{kind}").scaled_from == 0
+        assert white_of(tmp_path / f"{mode}.{kind}") == 0
 
 
 @pytest.mark.parametrize("mode", ["I", "F"])

@@ -12,11 +12,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from PIL import Image
+
 from rtdetr.data.classes import DataError
 from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.defects import Defect
+from rtdetr.data.depth import scaled_from
 from rtdetr.data.image_files import unreadable
-from rtdetr.data.images import UPRIGHT, image_facts
+from rtdetr.data.images import UPRIGHT, opened_image, orientation_of
 
 LARGE = 20_000_000  # pixels; larger images are decoded one at a time
 MOST_SIZES, MOST_READ = 20_000, 2_000  # largest numbers of files to compare by size and by content before training
@@ -60,23 +63,31 @@ def _examine(data: DetectionSet, index: int) -> Iterator[Defect]:
     info = data.info(index)
     path = data.folder / info.file_name
     try:
-        facts = image_facts(path, data.max_megapixels)
-        with _one_at_a_time if facts.num_pixels > LARGE else contextlib.nullcontext():
+        with opened_image(path, data.max_megapixels) as opened:
+            is_large, notes = opened.width * opened.height > LARGE, _notes(opened)
+        with _one_at_a_time if is_large else contextlib.nullcontext():
             data.image(index)
     except DataError as error:
         yield unreadable(path, info.image_id, error)
         return
-    notes = [MODES[facts.mode]] if facts.mode in MODES else []
-    if facts.orientation in UPRIGHT:
-        notes.append(("picture_exif", f"has EXIF orientation {facts.orientation}, turned as its boxes need it"))
-    if facts.scaled_from:
-        notes.append(("picture_16bit", f"has values from 0 to {facts.scaled_from}, scaled to 8 bits"))
-    if facts.has_alpha:
-        notes.append(("picture_alpha", "has transparency, which is left out"))
-    if facts.is_animated:
-        notes.append(("picture_animated", "is animated, and its first frame is taken"))
     for kind, what in notes:
         yield Defect(str(path), info.image_id, kind, f"image {info.image_id}: {what}", "kept")
+
+
+def _notes(opened: Image.Image) -> list[tuple[str, str]]:
+    """The unusual properties of an image that PIL has opened but not decoded: kinds of defects, and descriptions."""
+    mode, white = opened.mode, scaled_from(opened)
+    has_alpha = mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in opened.info
+    is_animated = getattr(opened, "is_animated", False) and opened.format != "MPO"  # MPO has a preview
+    orientation = orientation_of(opened)  # the last, as PIL may decode the file to find it
+    notes = (
+        (orientation in UPRIGHT, "picture_exif", f"has EXIF orientation {orientation}, turned as its boxes need it"),
+        (white, "picture_16bit", f"has values from 0 to {white}, scaled to 8 bits"),
+        (has_alpha, "picture_alpha", "has transparency, which is left out"),
+        (is_animated, "picture_animated", "is animated, and its first frame is taken"),
+    )
+    of_mode = [MODES[mode]] if mode in MODES else []
+    return of_mode + [(kind, what) for applies, kind, what in notes if applies]
 
 
 def copies(sets: Sequence[tuple[str, DetectionSet]]) -> dict[str, list[Defect]]:
