@@ -70,7 +70,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _unpack(source: Path, output: Path) -> int:
-    from rtdetr.data.formats.packed import packed_files, unpack
+    from rtdetr.data.formats.huggingface import packed_files, unpack
 
     if not packed_files(source):
         raise OutputError(f"{source}: only parquet and arrow files become an imagefolder; choose another --to")

@@ -16,7 +16,7 @@ from sound_set import NUM_IMAGES
 
 from rtdetr import cli
 from rtdetr.data.classes import DataError
-from rtdetr.data.formats.packed import packed_files
+from rtdetr.data.formats.huggingface import packed_files
 from rtdetr.data.formats.sources import open_set
 
 Rows = list[dict[str, Any]]

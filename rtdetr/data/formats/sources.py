@@ -16,10 +16,9 @@ from rtdetr.data.defects import MOST_DROPPED, Refused
 from rtdetr.data.formats import coco, lvis
 from rtdetr.data.formats.cvat import cvat_file, find_cvat, read_cvat
 from rtdetr.data.formats.document import CocoDocument, file_names, with_problems
-from rtdetr.data.formats.huggingface import find_image_folder, has_metadata, read_image_folder
+from rtdetr.data.formats.huggingface import find_image_folder, has_metadata, packed_files, read_image_folder, unpack
 from rtdetr.data.formats.labelme import find_labelme, has_labelme, read_labelme
 from rtdetr.data.formats.labelstudio import is_labelstudio, read_labelstudio
-from rtdetr.data.formats.packed import packed_files, unpack
 from rtdetr.data.formats.records import IMAGE_SUFFIXES, SPLITS, DataSource, Format, Problems, split_folders, split_named
 from rtdetr.data.formats.sniff import annotations_in
 from rtdetr.data.formats.voc import ANNOTATIONS, find_voc, has_xml, read_voc
