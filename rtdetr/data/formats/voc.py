@@ -14,23 +14,11 @@ from pathlib import Path, PureWindowsPath
 from typing import NamedTuple
 
 from rtdetr.data.classes import DataError, shown, some
+from rtdetr.data.formats import records
 from rtdetr.data.formats.coco_records import MOST_PIXELS
 from rtdetr.data.formats.document import CocoDocument
 from rtdetr.data.formats.named import NamedBox, NamedImage, document_of, names_given
-from rtdetr.data.formats.records import (
-    IMAGE_SUFFIXES,
-    MAX_LIST,
-    SPLITS,
-    BadRecord,
-    DataSource,
-    Problems,
-    below,
-    head_of,
-    read_bytes,
-    read_lines,
-    split_folders,
-    walk,
-)
+from rtdetr.data.formats.records import IMAGE_SUFFIXES, SPLITS, BadRecord, DataSource, Problems, below, walk
 from rtdetr.data.formats.sidecar import read_sidecar
 from rtdetr.data.formats.xml import Node, parse_xml
 from rtdetr.data.image_files import Folders
@@ -55,20 +43,21 @@ class VocFolder(NamedTuple):
 def find_voc(path: Path) -> VocFolder | None:
     """The sets of a folder, of its Annotations folder or of one of its lists; None if it is not in VOC's format."""
     if path.is_file():
-        root = next((each for each in list(path.parents)[:4] if _sub_folder(each, ANNOTATIONS)), None)
+        root = next((each for each in path.parents[:4] if _sub_folder(each, ANNOTATIONS)), None)
         if path.suffix.lower() != ".txt" or root is None or "ImageSets" not in path.parts:
             return None
         folder = _one_folder(root)
         return folder and VocFolder(root, {path.stem: folder._replace(list_file=path)})
     if path.name in ANNOTATIONS and has_xml(path):
         path = path.parent
-    if (folder := _one_folder(path)) is not None:
+    if folder := _one_folder(path):
         lists = path / "ImageSets" / "Main"
-        sets = {name: lists / f"{name}.txt" for name in (*SPLITS, "trainval") if (lists / f"{name}.txt").is_file()}
-        return VocFolder(path, {name: folder._replace(list_file=file) for name, file in sets.items()} or {"": folder})
-    divided = split_folders(path, lambda each: _one_folder(each) is not None)
-    if found := {split: folder for split, each in divided.items() if (folder := _one_folder(each)) is not None}:
-        return VocFolder(path, found)
+        files = {name: lists / f"{name}.txt" for name in (*SPLITS, "trainval")}
+        sets = {name: folder._replace(list_file=file) for name, file in files.items() if file.is_file()}
+        return VocFolder(path, sets or {"": folder})
+    divided = records.split_folders(path, lambda each: _one_folder(each) is not None)
+    if divided:
+        return VocFolder(path, {split: folder for split, each in divided.items() if (folder := _one_folder(each))})
     inside = sorted(each for each in path.glob("VOC*") if _one_folder(each)) if path.is_dir() else []
     if len(inside) > 1:
         raise DataError(f"{path}: holds several VOC folders, {some(map(str, inside))}; choose one")
@@ -80,18 +69,17 @@ def _one_folder(root: Path) -> VocSet | None:
     if not root.is_dir():
         return None
     annotations = _sub_folder(root, ANNOTATIONS)
-    if annotations is not None and has_xml(annotations):
-        return VocSet(annotations, _sub_folder(root, IMAGES) or annotations, None)
-    has_own = any(map(_may_be_voc, walk(root, (".xml",), deep=False)))
-    return VocSet(root, _sub_folder(root, IMAGES) or root, None) if has_own else None
+    if annotations is None or not has_xml(annotations):
+        if not any(map(_may_be_voc, walk(root, (".xml",), deep=False))):
+            return None
+        annotations = root
+    return VocSet(annotations, _sub_folder(root, IMAGES) or annotations, None)
 
 
 def _may_be_voc(path: Path) -> bool:
     """Whether an XML has VOC's root, or one that cannot be seen, which its reader reports."""
-    if not path.is_file():
-        return False
-    root = ROOT.search(head_of(path, 10_000))
-    return root is None or root[1] == b"annotation"
+    root = ROOT.search(records.head_of(path, 10_000))
+    return path.is_file() and (root is None or root[1] == b"annotation")
 
 
 def _sub_folder(root: Path, names: Iterable[str]) -> Path | None:
@@ -106,14 +94,18 @@ def read_voc(folder: VocFolder, source: DataSource, problems: Problems) -> CocoD
     """Reads the images of a set, in the order of their names, with ids from 1. Classes are those of the whole folder,
     so that all its sets agree: in the order of rtdetr.json or classes.txt, else by name."""
     chosen = folder.sets[source.split]
-    places = {each.annotations: None for each in folder.sets.values()}
-    read = {path: _read(path) for place in places for path in sorted(walk(place, (".xml",)))}
-    everything = [image for image, _ in read.values() if image is not None]
-    sidecar = read_sidecar(folder.root)
-    names = _class_names(folder.root, everything) if sidecar is None else sidecar.labels()
-    first = _first_pixel(everything) if sidecar is None else 1
-    if first == 0:
-        problems.notes.append("boxes counted from pixel 0, as some begin there")
+    places = {each.annotations for each in folder.sets.values()}
+    read = {path: _read(path) for place in places for path in walk(place, (".xml",))}
+    boxes = [box for image, _ in read.values() if image is not None for box in image.boxes]
+    first = 1  # the number of the first pixel
+    if sidecar := read_sidecar(folder.root):
+        names = sidecar.labels()
+    else:
+        given = names_given(folder.root)
+        names = sorted({box.name for box in boxes}) if given is None else given
+        if any(0 <= corner < 1 for box in boxes for corner in box.corners[:2]):  # negative ones indicate neither
+            first = 0
+            problems.notes.append("boxes counted from pixel 0, as some begin there")
     folders = Folders(source.images or chosen.images)
     images: list[NamedImage] = []
     for path in _listed(chosen, problems):
@@ -134,23 +126,13 @@ def _from_zero(box: NamedBox, first: int) -> NamedBox:
     return box._replace(corners=(round(left - first, 9), round(top - first, 9), right, bottom))
 
 
-def _first_pixel(images: Iterable[NamedImage]) -> int:
-    """0 if some box begins between 0 and 1, else 1. Negative corners indicate neither."""
-    return int(not any(0 <= corner < 1 for image in images for each in image.boxes for corner in each.corners[:2]))
-
-
-def _class_names(root: Path, images: Iterable[NamedImage]) -> list[str]:
-    given = names_given(root)
-    return sorted({each.name for image in images for each in image.boxes}) if given is None else given
-
-
 def _listed(chosen: VocSet, problems: Problems) -> list[Path]:
     """The XML files of a set, sorted. A line of a list may end in 1, 0 or -1, as in lists of single classes, or in a
     file name extension."""
     if chosen.list_file is None:
         return sorted(walk(chosen.annotations, (".xml",)))
     found: dict[Path, None] = {}
-    for number, line in enumerate(read_lines(chosen.list_file, MAX_LIST), start=1):
+    for number, line in enumerate(records.read_lines(chosen.list_file, records.MAX_LIST), start=1):
         plain = line.rpartition(" ")[0].rstrip() if line.endswith((" 1", " 0", " -1")) else ""
         short = line[: -len(Path(line).suffix)] if line.lower().endswith((".xml", *IMAGE_SUFFIXES)) else ""
         names = [name for name in (line, plain, short) if name]
@@ -195,7 +177,7 @@ def _read(path: Path) -> tuple[NamedImage | None, Problems]:
     """Reads one XML: the image, with boxes as written, and what is wrong with it. None: it is unusable."""
     problems, size, boxes = Problems(), (0, 0), list[NamedBox]()
     with problems.reported(path):
-        root = parse_xml(read_bytes(path), path)
+        root = parse_xml(records.read_bytes(path), path)
         if root.tag != "annotation":
             raise BadRecord("image_file", f"expected <annotation> of Pascal VOC, got <{root.tag}>", root.line)
         with problems.reported(path):
@@ -223,7 +205,8 @@ def _object(node: Node) -> NamedBox:
     name, boxes = _text(node, "name"), node.all("bndbox")
     if not name or len(boxes) != 1:
         kind, wanted = ("box_box", "one <bndbox>") if name else ("box_class", "a <name>")
-        raise BadRecord(kind, f"an object needs {wanted}, got {_shown(node)}", node.line)
+        inside = some((f"<{each.tag}>" for each in node.children), 6)
+        raise BadRecord(kind, f"an object needs {wanted}, got {inside or 'nothing'}", node.line)
     left, top, right, bottom = (_number(boxes[0], side) for side in SIDES)
     crowd, area = _number(node, "iscrowd", 0.0), _number(node, "area", math.nan)
     if crowd not in (0, 1):
@@ -255,7 +238,3 @@ def _number(node: Node, tag: str, default: float | None = None, kind: str = "") 
         what = f"<{node.tag}> needs a finite number in <{tag}>, got {shown(text)}"
         raise BadRecord(kind or "box_numbers", what, node.line)
     return value
-
-
-def _shown(node: Node) -> str:
-    return some((f"<{each.tag}>" for each in node.children), 6) or "nothing"
