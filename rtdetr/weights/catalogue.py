@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rtdetr.config import Config, Resize
+from rtdetr.data.class_names import COCO_CLASSES, OBJECTS365_CLASSES
 from rtdetr.data.classes import Classes, DataError
-from rtdetr.data.coco_names import COCO_CLASSES
-from rtdetr.data.objects365_names import OBJECTS365_CLASSES
 from rtdetr.weights.checkpoint import WEIGHT_SUFFIXES, CheckpointError, exists, make_checkpoint, save_checkpoint
 from rtdetr.weights.compare import listed
 from rtdetr.weights.download import OfficialFile, fetched

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from rtdetr import __version__
 from rtdetr.config import Config, ConfigError, config_from_dict
+from rtdetr.data.class_names import COCO_CLASSES
 from rtdetr.data.classes import Classes, plain_name
-from rtdetr.data.coco_names import COCO_CLASSES
 from rtdetr.extras import optional
 from rtdetr.models.backbone import STAGE_BLOCKS, STAGE_CHANNELS
 from rtdetr.weights.checkpoint import CheckpointError, check_tensors, make_checkpoint, read_torch_file

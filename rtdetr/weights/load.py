@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from rtdetr.config import Config, config_from_dict
+from rtdetr.data.class_names import COCO_CLASSES, OBJECTS365_CLASSES
 from rtdetr.data.classes import Classes
-from rtdetr.data.coco_names import COCO_CLASSES
-from rtdetr.data.objects365_names import OBJECTS365_CLASSES
 from rtdetr.models.rtdetrv3 import Network, build_model
 from rtdetr.weights.catalogue import as_detector, located
 from rtdetr.weights.checkpoint import CheckpointError, checked, is_checkpoint, read_torch_file

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from rtdetr.config import BackboneConfig, Config, DecoderConfig, EncoderConfig, ModelConfig, SupervisionConfig
+from rtdetr.data.class_names import COCO_CLASSES
 from rtdetr.data.classes import Classes
-from rtdetr.data.coco_names import COCO_CLASSES
 from rtdetr.models.backbone import STAGE_BLOCKS
 from rtdetr.models.rtdetrv3 import Network, build_model
 from rtdetr.weights.checkpoint import make_checkpoint, save_checkpoint

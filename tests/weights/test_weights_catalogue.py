@@ -19,8 +19,8 @@ from weight_server import Server
 from rtdetr import RTDETRv3
 from rtdetr.cli import main
 from rtdetr.config import config_from_dict, config_to_dict, find_config, load_config
+from rtdetr.data.class_names import OBJECTS365_CLASSES
 from rtdetr.data.classes import Classes
-from rtdetr.data.objects365_names import OBJECTS365_CLASSES
 from rtdetr.models.rtdetrv3 import build_model
 from rtdetr.weights import catalogue
 from rtdetr.weights.catalogue import OFFICIAL, RELEASES, Release, checkpoint_of, located

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from weight_cases import nano_config
 
 from rtdetr.config import ModelConfig
+from rtdetr.data.class_names import COCO_CLASSES
 from rtdetr.data.classes import Classes, pair_names
-from rtdetr.data.coco_names import COCO_CLASSES
 from rtdetr.engine.trainer import Trainer
 from rtdetr.models.rtdetrv3 import build_model
 from rtdetr.weights.checkpoint import make_checkpoint, save_checkpoint

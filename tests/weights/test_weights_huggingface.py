@@ -22,8 +22,8 @@ from weight_cases import nano_config
 
 from rtdetr import RTDETRv3
 from rtdetr.config import Resize, config_from_dict, config_to_dict
+from rtdetr.data.class_names import COCO_CLASSES
 from rtdetr.data.classes import Classes
-from rtdetr.data.coco_names import COCO_CLASSES
 from rtdetr.data.resize import resize_cubic
 from rtdetr.export.cases import stack
 from rtdetr.inference.predictor import Predictor
