@@ -16,6 +16,7 @@ from messages import message
 from PIL import Image
 
 from rtdetr.data.classes import Classes, DataError
+from rtdetr.data.formats.lvis import is_federated
 from rtdetr.data.formats.records import IMAGE_SUFFIXES
 from rtdetr.data.formats.sources import find_sources, open_set, read_document, source_of
 from rtdetr.data.images import FORMATS
@@ -497,8 +498,8 @@ def test_voc_classes_are_matched_by_name(sets: dict[str, Path]) -> None:
 
 def test_lvis_is_recognised_and_keeps_its_lists(tmp_path: Path) -> None:
     path, raw = lvis_set(tmp_path)
-    assert recognise(path) == "lvis"
     document = read_document(path)
+    assert recognise(path) == "coco" and is_federated(document.images)
     assert document.images[0]["neg_category_ids"] == [2] and document.images[0]["not_exhaustive_category_ids"] == []
     assert [each["frequency"] for each in document.categories] == ["r", "f"]
     assert open_set(path, split="val").info(0).file_name == "val2017/a.png"

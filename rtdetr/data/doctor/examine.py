@@ -199,7 +199,7 @@ def _match(parts: Sequence[Examined]) -> None:
     trained = [part.data for part in parts if part.name == "train"] or [part.data for part in parts]
     for part in parts:
         data, first = part.data, trained[0]
-        if first is not None and data is not None and data is not first and part.source.format in ("coco", "lvis"):
+        if first is not None and data is not None and data is not first and part.source.format == "coco":
             try:
                 match_classes(data.classes, first.classes, "id", data.annotation_file)
             except DataError as error:

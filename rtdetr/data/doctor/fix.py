@@ -48,7 +48,7 @@ def clean_document(part: Examined) -> dict[str, Any]:
     assert data is not None  # `clean_files` refused the set
     document = read_document(data.origin, limit=None)
     table = as_table(document.annotations)
-    raw = json.loads(source.path.read_bytes()) if source.format in ("coco", "lvis") else {}
+    raw = json.loads(source.path.read_bytes()) if source.format == "coco" else {}
     raw_images = {
         each["id"]: each for each in raw.get("images", ()) if isinstance(each, dict) and is_id(each.get("id"))
     }

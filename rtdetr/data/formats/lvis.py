@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import mmap
-import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from rtdetr.data.classes import shown
@@ -38,14 +35,3 @@ def of_category(entry: Mapping[str, Any]) -> dict[str, str]:
 def is_federated(images: Sequence[Mapping[str, Any]]) -> bool:
     """Whether every image lists the verified classes, so that LVIS' own AP can be computed."""
     return bool(images) and all(NEGATIVE in each and NOT_EXHAUSTIVE in each for each in images)
-
-
-def mentions_lvis(path: Path) -> bool:
-    """Whether a JSON contains LVIS' keys, without parsing what may be a gigabyte. False if it cannot be read."""
-    if not os.path.isfile(path):  # reading a pipe would block
-        return False
-    try:
-        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            return all(content.find(f'"{key}"'.encode()) >= 0 for key in (NEGATIVE, NOT_EXHAUSTIVE))
-    except (OSError, ValueError):  # ValueError: an empty file
-        return False

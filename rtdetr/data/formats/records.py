@@ -15,7 +15,7 @@ from rtdetr.data.defects import Action, Defect
 from rtdetr.data.images import MAX_MEGAPIXELS
 
 Corners = tuple[float, float, float, float]  # x1, y1, x2, y2 in pixels, unless it says otherwise
-Format = Literal["coco", "lvis", "voc", "yolo", "labelstudio", "cvat", "labelme", "huggingface"]
+Format = Literal["coco", "voc", "yolo", "labelstudio", "cvat", "labelme", "huggingface"]
 
 # Common names of each split. "" is the only set of a file or folder without splits.
 SPLITS = {

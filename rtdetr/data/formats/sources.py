@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from rtdetr.data.classes import Classes, DataError, Match, some
 from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.defects import MOST_DROPPED, Refused
-from rtdetr.data.formats import coco, lvis
+from rtdetr.data.formats import coco
 from rtdetr.data.formats.cvat import cvat_file, find_cvat, read_cvat
 from rtdetr.data.formats.document import CocoDocument, file_names, with_problems
 from rtdetr.data.formats.huggingface import find_image_folder, has_metadata, packed_files, read_image_folder, unpack
@@ -38,7 +38,7 @@ LOOKED_FOR = (
     "and ImageSets/Main/*.txt; YOLO's data.yaml; images/train with labels/train, or train/images with train/labels; "
     "Label Studio's JSON; CVAT's annotations.xml; LabelMe's *.json; Hugging Face's metadata.jsonl"
 )
-ONE_FILE = ("coco", "lvis", "labelstudio", "cvat")  # single files, whose images are searched nearby
+ONE_FILE = ("coco", "labelstudio", "cvat")  # single files, whose images are searched nearby
 BY_NAME = ("voc", "labelstudio", "cvat", "labelme")  # formats without class ids
 
 
@@ -164,7 +164,7 @@ def read_document(source: DataSource | str | Path, limit: float | None = MOST_DR
     """
     if not isinstance(source, DataSource):
         source = source_of(source, "")
-    if source.format in ("coco", "lvis"):
+    if source.format == "coco":
         return coco.read_coco(source.path, limit)
     problems = Problems()
     try:
@@ -234,7 +234,7 @@ def with_images(source: DataSource, images: str | Path) -> DataSource:
 def _match(format: Format, document: CocoDocument, classes: Classes | None, match: Match) -> Match:
     """How to match classes. VOC has names and no ids; YOLO's ids are positions in its list of names. So both are
     matched by name if the model has every name, VOC always."""
-    if classes is None or format in ("coco", "lvis"):
+    if classes is None or format == "coco":
         return match
     names = [each["name"] for each in document.categories]
     unique = all(len(set(each)) == len(each) for each in (names, classes.names))
@@ -285,7 +285,7 @@ def _folders_near(source: DataSource) -> tuple[list[Path], list[Path]]:
 
 
 def _json_format(path: Path) -> Format:
-    return "labelstudio" if is_labelstudio(path) else "lvis" if lvis.mentions_lvis(path) else "coco"
+    return "labelstudio" if is_labelstudio(path) else "coco"
 
 
 def _json_sets(path: Path) -> list[Path]:
