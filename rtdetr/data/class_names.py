@@ -17,9 +17,9 @@ _UNUSED_IDS = (12, 26, 29, 30, 45, 66, 68, 69, 71, 83)
 # In the order of their ids 1 to 365.
 _OBJECTS365 = """
 Person|Sneakers|Chair|Other Shoes|Hat|Car|Lamp|Glasses|Bottle|Desk|Cup|Street Lights|Cabinet/shelf|Handbag/Satchel|
-Bracelet|Plate|Image/Frame|Helmet|Book|Gloves|Storage box|Boat|Leather Shoes|Flower|Bench|Potted Plant|Bowl/Basin|Flag|
-Pillow|Boots|Vase|Microphone|Necklace|Ring|SUV|Wine Glass|Belt|Monitor/TV|Backpack|Umbrella|Traffic Light|Speaker|Watch|
-Tie|Trash bin Can|Slippers|Bicycle|Stool|Barrel/bucket|Van|Couch|Sandals|Basket|Drum|Pen/Pencil|Bus|Wild Bird|
+Bracelet|Plate|Picture/Frame|Helmet|Book|Gloves|Storage box|Boat|Leather Shoes|Flower|Bench|Potted Plant|Bowl/Basin|
+Flag|Pillow|Boots|Vase|Microphone|Necklace|Ring|SUV|Wine Glass|Belt|Monitor/TV|Backpack|Umbrella|Traffic Light|Speaker|
+Watch|Tie|Trash bin Can|Slippers|Bicycle|Stool|Barrel/bucket|Van|Couch|Sandals|Basket|Drum|Pen/Pencil|Bus|Wild Bird|
 High Heels|Motorcycle|Guitar|Carpet|Cell Phone|Bread|Camera|Canned|Truck|Traffic cone|Cymbal|Lifesaver|Towel|
 Stuffed Toy|Candle|Sailboat|Laptop|Awning|Bed|Faucet|Tent|Horse|Mirror|Power outlet|Sink|Apple|Air Conditioner|Knife|
 Hockey Stick|Paddle|Pickup Truck|Fork|Traffic Sign|Balloon|Tripod|Dog|Spoon|Clock|Pot|Cow|Cake|Dining Table|Sheep|
