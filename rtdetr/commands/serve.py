@@ -74,8 +74,9 @@ def listener(host: str, port: int) -> socket.socket:
 
     socket_ = None
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        socket_ = socket.socket(family, socket.SOCK_STREAM)
+        # asyncio sends answers at once only if the protocol is named; else keep-alive clients wait 40 ms for each.
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        socket_ = socket.socket(family, kind, protocol)
         socket_.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         socket_.bind(address)
     except (OSError, UnicodeError) as error:  # UnicodeError: an invalid host name

@@ -25,6 +25,7 @@ from PIL import Image
 from serve_cases import BOXES, Detector, Reply, image_bytes, request, served
 
 from rtdetr.cli import main
+from rtdetr.commands.serve import listener
 from rtdetr.config import ConfigError
 from rtdetr.inference.draw import Detection
 from rtdetr.inference.predictor import Predictor
@@ -238,6 +239,12 @@ def test_a_thread_that_cannot_start_costs_its_requests_alone(pool: str, monkeypa
     monkeypatch.undo()
     assert batcher.submit(image_bytes()).result(30).detections == BOXES
     batcher.close()
+
+
+def test_answers_are_sent_at_once() -> None:
+    """asyncio disables Nagle's algorithm for sockets that name their protocol; else an answer waits for an ACK."""
+    with listener("127.0.0.1", 0) as bound:
+        assert bound.proto == socket.IPPROTO_TCP
 
 
 def test_missing_packages_and_bad_arguments(
