@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import difflib
 import ipaddress
 import time
@@ -115,8 +114,8 @@ class RequestHandler:
 
     def __init__(self, detect: Detect, settings: Settings, figures: Figures) -> None:
         self.settings = settings
-        self.batcher = Batcher(detect, settings.max_batch, settings.max_megapixels, figures.batch)
-        self.working = 0  # requests whose file has arrived; the event loop alone uses this and the next one
+        self.batcher = Batcher(detect, settings.max_batch, settings.max_megapixels, figures.batches.add)
+        self.working = 0  # requests whose file has arrived
         self.arriving: Counter[str] = Counter()  # uploads in progress, by address
         figures.gauges["rtdetr_queue_depth"] = "Files that wait for a batch.", self.batcher.files.qsize
         figures.gauges["rtdetr_uploads"] = "Files that are on their way.", self.arriving.total
@@ -134,7 +133,7 @@ class RequestHandler:
             self._check_room()
             self.working += 1
             try:
-                return await asyncio.wrap_future(self.batcher.submit(data))
+                return await self.batcher.answer(data)
             except DataError as error:
                 if isinstance(error.__cause__, Image.DecompressionBombError):
                     limit = f"{self.settings.max_megapixels:g} megapixels"
@@ -198,15 +197,14 @@ def requested_thresholds(texts: Sequence[str], class_names: Sequence[str]) -> di
 
 
 def build_app(detect: Detect, settings: Settings) -> FastAPI:
-    """Returns the application. detect: images to detections of every score, best first, called from one thread.
-    Admitted requests are answered before the application ends."""
+    """Returns the application. detect: images to detections of every score, best first, called from one thread."""
     figures = Figures()
     handler = RequestHandler(detect, settings, figures)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        yield
-        handler.batcher.close()
+        async with handler.batcher.running():
+            yield
 
     app = FastAPI(
         title="rtdetr", version=rtdetr.__version__, docs_url=None, redoc_url=None, lifespan=lifespan

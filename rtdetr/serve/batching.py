@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import queue
-import threading
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from functools import partial
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from typing import Any, NamedTuple, TypeVar
 
 from PIL import Image
@@ -16,8 +15,9 @@ from rtdetr.inference.draw import Detection
 
 Returned = TypeVar("Returned")
 Detect = Callable[[list[Image.Image]], list[list[Detection]]]
+Read = Image.Image | BaseException  # or why it cannot be read
 READERS = 4  # images that are decoded at once
-PATIENCE = 0.002  # seconds between two checks whether the detector is free
+PATIENCE = 0.002  # seconds between two looks for another file while the detector works
 
 
 class Answer(NamedTuple):
@@ -29,7 +29,7 @@ class Answer(NamedTuple):
 
 
 class Batcher:
-    """Detects in submitted files, in the order of arrival and up to `max_batch` images at a time.
+    """Detects in files, in the order of arrival and up to `max_batch` images at a time, within one event loop.
 
     A batch takes all waiting files; it waits for more only while the previous batch is processed, so a single image is
     detected immediately. At most two batches of decoded images exist; the others wait as files.
@@ -38,82 +38,67 @@ class Batcher:
 
     def __init__(self, detect: Detect, max_batch: int, max_megapixels: float, seen: Callable[[int], None]) -> None:
         self.detect, self.max_batch, self.max_megapixels, self.seen = detect, max_batch, max_megapixels, seen
-        self.files: queue.SimpleQueue[tuple[bytes, Future[Answer]] | None] = queue.SimpleQueue()  # in no batch yet
+        self.files: asyncio.Queue[tuple[bytes, asyncio.Future[Answer]]] = asyncio.Queue()  # in no batch yet
         self.readers = ThreadPoolExecutor(min(READERS, max_batch), "rtdetr-read")
         self.detector = ThreadPoolExecutor(1, "rtdetr-detect")
-        self.thread = threading.Thread(target=self._run, name="rtdetr-batch", daemon=True)
-        self.thread.start()
 
-    def submit(self, data: bytes) -> Future[Answer]:
-        """Returns the future answer for a file; it raises DataError if the image cannot be read."""
-        answer: Future[Answer] = Future()
-        self.files.put((data, answer))
-        return answer
+    async def answer(self, data: bytes) -> Answer:
+        """Returns the answer for a file, while `running`. Raises DataError if the image cannot be read."""
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self.files.put_nowait((data, answer))
+        return await asyncio.shield(answer)  # it gets its result even if nobody waits for it any more
 
-    def close(self) -> None:
-        """Answers what was submitted, then ends the threads."""
-        self.files.put(None)
-        self.thread.join()
-        self.readers.shutdown()
-        self.detector.shutdown()
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Context manager: until the block ends, files are answered."""
+        batches = asyncio.create_task(self._run())
+        try:
+            yield
+        finally:
+            batches.cancel()
+            self.readers.shutdown()
+            self.detector.shutdown()
 
-    def _run(self) -> None:
-        at_work: Future[list[Answer]] = Future()
-        at_work.set_result([])
+    async def _run(self) -> None:
+        at_work = asyncio.create_task(self._detect([], []))
         while True:
-            batch, last = self._gather(at_work)
-            wait([image for _, image in batch])
-            wait([at_work])
-            answers, images = [], []
-            for answer, image in batch:
-                if error := image.exception():
-                    answer.set_exception(error)
+            batch = [await self._next()]
+            while len(batch) < self.max_batch and not (self.files.empty() and at_work.done()):
+                if self.files.empty():
+                    await asyncio.wait([at_work], timeout=PATIENCE)
                 else:
-                    answers.append(answer)
-                    images.append(image.result())
-            if images:
-                self.seen(len(images))
-                at_work = _submit(self.detector, self._detect, images)
-                at_work.add_done_callback(partial(_deliver, answers))
-            if last:
-                return
+                    batch.append(await self._next())
+            answers, images = zip(*batch)
+            read = await asyncio.gather(*images, return_exceptions=True)
+            await at_work
+            at_work = asyncio.create_task(self._detect(answers, read))
 
-    def _gather(self, at_work: Future[list[Answer]]) -> tuple[list[tuple[Future[Answer], Future[Image.Image]]], bool]:
-        """Returns the next batch, whose images are being read, and whether it is the last one."""
-        batch: list[tuple[Future[Answer], Future[Image.Image]]] = []
-        while len(batch) < self.max_batch:
-            try:
-                file = self.files.get(timeout=None if not batch else 0 if at_work.done() else PATIENCE)
-            except queue.Empty:
-                if at_work.done():
-                    break
-                continue
-            if file is None:
-                return batch, True
-            data, answer = file
-            if answer.set_running_or_notify_cancel():
-                batch.append((answer, _submit(self.readers, read_bytes, data, self.max_megapixels)))
-        return batch, False
+    async def _next(self) -> tuple[asyncio.Future[Answer], asyncio.Task[Image.Image]]:
+        """Takes the next file; returns its future answer, and its image, which is being read."""
+        data, answer = await self.files.get()
+        return answer, asyncio.create_task(_in_thread(self.readers, read_bytes, data, self.max_megapixels))
 
-    def _detect(self, images: list[Image.Image]) -> list[Answer]:
-        return [Answer(*image.size, found) for image, found in zip(images, self.detect(images))]
-
-
-def _submit(pool: ThreadPoolExecutor, call: Callable[..., Returned], *arguments: Any) -> Future[Returned]:
-    """The future result of a call, which raises the error of a system that has no more threads for the pool."""
-    try:
-        return pool.submit(call, *arguments)
-    except RuntimeError as error:
-        failed: Future[Returned] = Future()
-        failed.set_exception(error)
-        return failed
-
-
-def _deliver(answers: list[Future[Answer]], done: Future[list[Answer]]) -> None:
-    """Passes the answers of a batch, or its error, to the futures."""
-    error = done.exception()
-    for number, answer in enumerate(answers):
-        if error is None:
-            answer.set_result(done.result()[number])
+    async def _detect(self, answers: Sequence[asyncio.Future[Answer]], read: Sequence[Read]) -> None:
+        """Answers a batch whose images have been read."""
+        batch = []
+        for answer, image in zip(answers, read):
+            if isinstance(image, BaseException):
+                answer.set_exception(image)
+            else:
+                batch.append((answer, image))
+        if not batch:
+            return
+        self.seen(len(batch))
+        try:
+            found = await _in_thread(self.detector, self.detect, [image for _, image in batch])
+        except Exception as error:  # each request reports it
+            for answer, _ in batch:
+                answer.set_exception(error)
         else:
-            answer.set_exception(error)
+            for (answer, image), detections in zip(batch, found):
+                answer.set_result(Answer(*image.size, detections))
+
+
+async def _in_thread(pool: ThreadPoolExecutor, call: Callable[..., Returned], *arguments: Any) -> Returned:
+    """The result of a call. Raises its error, and that of a system that has no more threads for the pool."""
+    return await asyncio.get_running_loop().run_in_executor(pool, call, *arguments)

@@ -1,9 +1,8 @@
-"""The metrics of a server, in the text format of Prometheus."""
+"""The metrics of a server, in the text format of Prometheus. Only the event loop uses them."""
 
 from __future__ import annotations
 
 import bisect
-import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -33,30 +32,23 @@ class Histogram:
 
 
 class Figures:
-    """All metrics of a server; thread-safe. gauges: name -> description and function that returns the current value."""
+    """All metrics of a server. gauges: name -> description and function that returns the current value."""
 
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, int]] = Counter()  # by path and status
         self.seconds = Histogram("rtdetr_detect_seconds", "From request to detections of POST /detect.", SECONDS)
         self.batches = Histogram("rtdetr_batch_size", "Images that were detected together.", SIZES)
         self.gauges: dict[str, tuple[str, Callable[[], int]]] = {}
-        self.lock = threading.Lock()
 
     def request(self, path: str, status: int, seconds: float) -> None:
-        with self.lock:
-            self.requests[path, status] += 1
-            if path == "/detect" and status == 200:  # a refusal takes no time, and there are most under load
-                self.seconds.add(seconds)
-
-    def batch(self, size: int) -> None:
-        with self.lock:
-            self.batches.add(size)
+        self.requests[path, status] += 1
+        if path == "/detect" and status == 200:  # a refusal takes no time, and there are most under load
+            self.seconds.add(seconds)
 
     def text(self) -> str:
-        with self.lock:
-            lines = ["# HELP rtdetr_requests_total Answered requests.", "# TYPE rtdetr_requests_total counter"]
-            for (path, status), count in sorted(self.requests.items()):
-                lines.append(f'rtdetr_requests_total{{path="{path}",status="{status}"}} {count}')
-            for name, (says, value) in self.gauges.items():
-                lines += [f"# HELP {name} {says}", f"# TYPE {name} gauge", f"{name} {value()}"]
-            return "\n".join([*lines, *self.seconds.lines(), *self.batches.lines(), ""])
+        lines = ["# HELP rtdetr_requests_total Answered requests.", "# TYPE rtdetr_requests_total counter"]
+        for (path, status), count in sorted(self.requests.items()):
+            lines.append(f'rtdetr_requests_total{{path="{path}",status="{status}"}} {count}')
+        for name, (says, value) in self.gauges.items():
+            lines += [f"# HELP {name} {says}", f"# TYPE {name} gauge", f"{name} {value()}"]
+        return "\n".join([*lines, *self.seconds.lines(), *self.batches.lines(), ""])

@@ -232,13 +232,15 @@ def test_a_thread_that_cannot_start_costs_its_requests_alone(pool: str, monkeypa
     def refuses(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    batcher = Batcher(Detector(), 8, 50.0, lambda _: None)
-    monkeypatch.setattr(getattr(batcher, pool), "submit", refuses)
-    with pytest.raises(RuntimeError, match="can't start new thread"):
-        batcher.submit(image_bytes()).result(30)
-    monkeypatch.undo()
-    assert batcher.submit(image_bytes()).result(30).detections == BOXES
-    batcher.close()
+    async def ask() -> None:
+        batcher = Batcher(Detector(), 8, 50.0, lambda _: None)
+        async with batcher.running():
+            with monkeypatch.context() as without, pytest.raises(RuntimeError, match="can't start new thread"):
+                without.setattr(getattr(batcher, pool), "submit", refuses)
+                await asyncio.wait_for(batcher.answer(image_bytes()), 30)
+            assert (await asyncio.wait_for(batcher.answer(image_bytes()), 30)).detections == BOXES
+
+    asyncio.run(ask())
 
 
 def test_answers_are_sent_at_once() -> None:
