@@ -16,36 +16,32 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import rtdetr
 from rtdetr.openmp_threads import yielding_cpu
 from rtdetr.wording import command_running, name_here
 
-
-class Command(NamedTuple):
-    module: str  # of rtdetr.commands; it is imported when the command runs
-    says: str
-
-    def run(self, arguments: Sequence[str]) -> int:
-        return importlib.import_module(f"rtdetr.commands.{self.module}").run(arguments)
-
-
+# Each is a module of rtdetr.commands, with _ for -, which is imported when the command runs.
 COMMANDS = {
-    "train": Command("train", "train a model, resume a run, or fine-tune from weights"),
-    "eval": Command("evaluate", "print the COCO figures of a checkpoint"),
-    "predict": Command("predict", "detect objects in images and videos, draw and list them"),
-    "serve": Command("serve", "detect over HTTP, with a page to try it"),
-    "doctor": Command("doctor", "list everything that is wrong with a data set"),
-    "show-batch": Command("show_batch", "draw training images as the model sees them"),
-    "learning-curve": Command("learning_curve", "estimate whether labelling more images would pay"),
-    "export": Command("export", "write a model as ONNX, .pt2, OpenVINO and others, and compare it with PyTorch"),
-    "compare": Command("compare", "print a table of a checkpoint and its exports: AP, size, speed, difference"),
-    "weights": Command("weights", "list the weights that can be used by name"),
-    "convert": Command("convert", "convert official RT-DETRv3 weights to a checkpoint"),
-    "convert-data": Command("convert_data", "convert a data set to COCO, Pascal VOC or YOLO"),
-    "benchmark": Command("benchmark", "measure speed: op, assignment, train, infer, data, eval"),
+    "train": "train a model, resume a run, or fine-tune from weights",
+    "eval": "print the COCO figures of a checkpoint",
+    "predict": "detect objects in images and videos, draw and list them",
+    "serve": "detect over HTTP, with a page to try it",
+    "doctor": "list everything that is wrong with a data set",
+    "show-batch": "draw training images as the model sees them",
+    "learning-curve": "estimate whether labelling more images would pay",
+    "export": "write a model as ONNX, .pt2, OpenVINO and others, and compare it with PyTorch",
+    "compare": "print a table of a checkpoint and its exports: AP, size, speed, difference",
+    "weights": "list the weights that can be used by name",
+    "convert": "convert official RT-DETRv3 weights to a checkpoint",
+    "convert-data": "convert a data set to COCO, Pascal VOC or YOLO",
+    "benchmark": "measure speed: op, assignment, train, infer, data, eval",
 }
+
+
+def run(name: str, arguments: Sequence[str]) -> int:
+    """Runs one of COMMANDS; returns its exit code. Errors that the user can fix have an `exit_code`, too."""
+    return importlib.import_module(f"rtdetr.commands.{name.replace('-', '_')}").run(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -69,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.getLogger("rtdetr").setLevel(logging.INFO)
     try:
         with yielding_cpu(), command_running():
-            done = COMMANDS[name].run(rest)
+            done = run(name, rest)
         sys.stdout.flush()
         return done
     except KeyboardInterrupt:
@@ -89,36 +85,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: the output cannot be written ({error.strerror})", file=sys.stderr)
         return 1
     except (ValueError, RuntimeError) as error:
-        code = _exit_code(error)
+        code: int | None = getattr(error, "exit_code", None)
         if code is None:
             raise
         print(f"error: {error}", file=sys.stderr)
         return code
 
 
-def _exit_code(error: Exception) -> int | None:
-    """1 or 2 for errors that the user can fix, shown as one line; None for all others, which keep their tracebacks."""
-    from rtdetr.engine.peer_watchdog import ProcessLost
-
-    if isinstance(error, ProcessLost):  # which leaves little time: the imports below take seconds on a busy machine
-        return 1
-
-    from rtdetr.config import ConfigError
-    from rtdetr.data.classes import DataError
-    from rtdetr.engine.distributed import DeviceError
-    from rtdetr.engine.failures import TrainingFailed
-    from rtdetr.export import ExportFailed
-    from rtdetr.outputs import OutputError, RunFailed
-    from rtdetr.weights.checkpoint import CheckpointError
-
-    if isinstance(error, (ConfigError, DataError, CheckpointError, DeviceError, OutputError)):
-        return 2
-    return 1 if isinstance(error, (TrainingFailed, RunFailed, ExportFailed)) else None
-
-
 def _help() -> str:
     lines = ["usage: rtdetr COMMAND ...", "", "commands:"]
-    lines += [f"  {name:15s}{command.says}" for name, command in COMMANDS.items()]
+    lines += [f"  {name:15s}{says}" for name, says in COMMANDS.items()]
     return "\n".join([*lines, "", "`rtdetr COMMAND --help` explains each; `rtdetr --version` prints the version."])
 
 

@@ -27,6 +27,8 @@ Origins = dict[str, str]
 class ConfigError(ValueError):
     """A configuration that cannot be used; the message is one sentence for its author."""
 
+    exit_code = 2
+
 
 @dataclass(frozen=True)
 class Range:

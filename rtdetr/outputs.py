@@ -17,9 +17,13 @@ from pathlib import Path
 class OutputError(ValueError):
     """Results cannot or must not be written to this path; the message is one sentence."""
 
+    exit_code = 2
+
 
 class RunFailed(RuntimeError):
     """The work failed after it had started, as in writing; the message is one sentence."""
+
+    exit_code = 1
 
 
 def check_outputs(targets: Iterable[Path], sources: Iterable[Path], overwrite: bool) -> None:

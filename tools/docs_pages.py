@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout, suppress
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -24,13 +25,13 @@ def on_files(files: Any, config: Any) -> Any:
 def command_page() -> str:
     """Markdown: what `rtdetr COMMAND --help` prints, for each command."""
     from rtdetr.benchmarks.__main__ import main as benchmark
-    from rtdetr.cli import COMMANDS
+    from rtdetr.cli import COMMANDS, run
 
     os.environ["COLUMNS"] = "110"  # of the help
     page = ["# Command line", "", "Made from the commands themselves. `rtdetr COMMAND --help` prints the same.", ""]
-    for name, command in COMMANDS.items():
-        page += [f"## rtdetr {name}", "", f"{command.says[0].upper()}{command.says[1:]}.", "", "```text"]
-        page += [help_of(benchmark if name == "benchmark" else command.run), "```", ""]
+    for name, says in COMMANDS.items():
+        page += [f"## rtdetr {name}", "", f"{says[0].upper()}{says[1:]}.", "", "```text"]
+        page += [help_of(benchmark if name == "benchmark" else partial(run, name)), "```", ""]
     return "\n".join(page)
 
 

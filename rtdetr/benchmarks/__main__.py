@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(args.measure(args))
     except (ConfigError, DataError, DeviceError, RunFailed) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1 if isinstance(error, RunFailed) else 2
+        return error.exit_code
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -25,6 +25,8 @@ VOC_NAMES = {
 class DataError(ValueError):
     """Unusable data; the message is one sentence for the user."""
 
+    exit_code = 2
+
 
 def some(items: Iterable[str], most: int = 5) -> str:
     """A list for a message: the first few items, and how many more there are."""

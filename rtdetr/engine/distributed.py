@@ -27,6 +27,8 @@ _last_acts: list[weakref.finalize[..., object]] = []
 class DeviceError(ValueError):
     """The device does not exist or cannot be used; the message is one sentence."""
 
+    exit_code = 2
+
 
 def rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0

@@ -15,6 +15,8 @@ NOTHING_SAVED = "nothing of this run is saved yet"
 class TrainingFailed(RuntimeError):
     """The run cannot continue; the message is one sentence."""
 
+    exit_code = 1
+
 
 class StepFailed(TrainingFailed):
     """The losses or gradients of a step are not finite; losses: by name, empty if they could not be computed."""

@@ -27,6 +27,8 @@ KEY, NUMBER = 16, 2  # bytes
 class ProcessLost(RuntimeError):
     """Another process of the run has died; the message is one sentence."""
 
+    exit_code = 1
+
 
 class PeerWatchdog:
     """gather: returns the values of all processes in rank order. If no connection is possible, as behind some

@@ -57,6 +57,8 @@ EDGE = {"executorch": write_executorch, "litert": write_litert, "coreml": write_
 class ExportFailed(RuntimeError):
     """The exported file does not agree with the model; the message is one sentence."""
 
+    exit_code = 1
+
 
 class Exported(NamedTuple):
     path: Path  # file, or folder for openvino

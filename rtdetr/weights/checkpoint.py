@@ -46,6 +46,8 @@ DAMAGE = (RuntimeError, LookupError, TypeError, ValueError, AttributeError, Asse
 class CheckpointError(ValueError):
     """A weight file cannot be used; the message is one sentence for the user."""
 
+    exit_code = 2
+
 
 def make_checkpoint(
     cfg: Config,

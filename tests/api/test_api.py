@@ -24,7 +24,7 @@ from torch import Tensor
 
 import rtdetr
 from rtdetr import RTDETRv3
-from rtdetr.commands.evaluate import run as evaluate_command
+from rtdetr.commands.eval import run as evaluate_command
 from rtdetr.commands.predict import run as predict_command
 from rtdetr.config import ConfigError, find_config, keyword_updates
 from rtdetr.data.classes import Classes, DataError

@@ -191,5 +191,5 @@ def test_a_signal_during_the_imports_ends_in_one_line(
 
     monkeypatch.setitem(sys.modules, "rtdetr.config", Slow("rtdetr.config"))
     with pytest.raises((SystemExit, KeyboardInterrupt)) as ended:
-        cli.COMMANDS[command].run(["-c", "my.yml"])
+        cli.run(command, ["-c", "my.yml"])
     assert ended.type is SystemExit and ended.value.code == 130 and "stopped by Ctrl-C" in capfd.readouterr().err

@@ -57,7 +57,7 @@ def parser_of(arguments: list[str]) -> tuple[argparse.ArgumentParser, list[str]]
             if arguments[0] == "benchmark":
                 importlib.import_module("rtdetr.benchmarks.__main__").main(arguments[1:])
             else:
-                cli.COMMANDS[arguments[0]].run(arguments[1:])
+                cli.run(arguments[0], arguments[1:])
     except Asked as asked:
         return asked.parser, list(asked.arguments)
     raise AssertionError(f"rtdetr {arguments[0]} asks no parser")

@@ -104,7 +104,7 @@ def run_command(command: Command) -> None:
 def run_rtdetr(arguments: list[str]) -> None:
     """Raises MissingPackage, and Wrong unless it ends well; the self-test may fail, as it has one step here."""
     name, *rest = arguments + smaller(arguments)
-    code = cli.COMMANDS[name].run(rest)
+    code = cli.run(name, rest)
     if code not in ((0, 1) if "--overfit" in arguments else (0,)):
         raise Wrong(f"exit code {code}")
 
