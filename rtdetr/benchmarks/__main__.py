@@ -214,8 +214,8 @@ def measure_infer(args: argparse.Namespace) -> int:
     print(benchmark_infer.header())
     rows = []
     names = args.rows or benchmark_infer.rows_for(device)
-    options = (args.batch, args.num_files, args.profile)
-    for row in benchmark_infer.measure_rows(args.config, updates, device, names, *options):
+    order = {"device": str(device), "batches": args.batch, "num_files": args.num_files, "profile": args.profile}
+    for row in benchmark_infer.measure_rows(args.config, updates, names, **order):
         rows.append(row)
         print(benchmark_infer.line(row), flush=True)
         write_json(args.json, {**environment, "measurements": rows})

@@ -86,25 +86,16 @@ def make_images(folder: Path, number: int) -> None:
         Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(folder / f"{i:05d}.jpg", quality=90)
 
 
-def measure_rows(
-    config: str,
-    updates: list[str],
-    device: torch.device,
-    names: list[str],
-    batches: list[int],
-    num_files: int,
-    profile: bool,
-) -> Iterator[dict[str, Any]]:
-    """Yields one dict per row and batch size once measured; a failed row has `error`."""
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        make_checkpoint_file(folder / "model.pth", config, updates)
+def measure_rows(config: str, updates: list[str], names: list[str], **order: Any) -> Iterator[dict[str, Any]]:
+    """Yields one dict per row and batch size once measured; a failed row has `error`. order: device, batches,
+    num_files and profile, for the process of each row."""
+    with tempfile.TemporaryDirectory() as folder:
+        make_checkpoint_file(Path(folder, "model.pth"), config, updates)
         if {*FILES, *PUBLIC} & set(names):
-            (folder / "images").mkdir()
-            make_images(folder / "images", min(num_files, 256))
+            Path(folder, "images").mkdir()
+            make_images(Path(folder, "images"), min(order["num_files"], 256))
         for name in names:
-            order = {"name": name, "folder": place, "device": str(device), "batches": batches, "profile": profile}
-            for row in _in_a_process(order | {"num_files": num_files}):
+            for row in _in_a_process({"name": name, "folder": folder, **order}):
                 yield {"config": config, **row}
 
 
@@ -115,88 +106,77 @@ def _in_a_process(order: dict[str, Any]) -> Iterator[dict[str, Any]]:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}  # a clone works without being installed
     with tempfile.TemporaryFile("w+") as errors:
         child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
-        assert child.stdout is not None
-        for output in child.stdout:
-            if output.startswith("{"):
-                yield json.loads(output)
+        yield from (json.loads(output) for output in child.stdout or () if output.startswith("{"))
         if child.wait():
             errors.seek(0)
             said = [each for each in errors.read().splitlines() if each.strip()]
             yield {"name": order["name"], "error": said[-1] if said else f"exit code {child.returncode}"}
 
 
-# Titles of the table, each with its key in a row, width and digits.
-COLUMNS = {
-    "ms": ("ms", 8, 3),
-    "images/s": ("images_per_s", 9, 0),
-    "MiB": ("mib", 7, 0),
-    "first s": ("first_s", 8, 2),
-    "warm s": ("warm_s", 7, 1),
-    "shift": ("shift", 8, 4),
-    "kernels": ("kernels", 8, 0),
-    "busy ms": ("busy_ms", 8, 3),
-    "waits": ("waits", 5, 1),
-}
+COLUMNS = (  # title, key of a row, width, digits
+    ("ms", "ms", 8, 3),
+    ("images/s", "images_per_s", 9, 0),
+    ("MiB", "mib", 7, 0),
+    ("first s", "first_s", 8, 2),
+    ("warm s", "warm_s", 7, 1),
+    ("shift", "shift", 8, 4),
+    ("kernels", "kernels", 8, 0),
+    ("busy ms", "busy_ms", 8, 3),
+    ("waits", "waits", 5, 1),
+)
 
 
 def header() -> str:
-    columns = " ".join(f"{title:>{width}s}" for title, (_, width, _) in COLUMNS.items())
-    return f"{'row':38s} {'batch':>5s} {columns}"
+    return " ".join([f"{'row':38s} {'batch':>5s}", *(f"{title:>{width}s}" for title, _, width, _ in COLUMNS)])
 
 
 def line(row: dict[str, Any]) -> str:
     """A row of the table, followed by its profile if there is one."""
     if "error" in row:
         return f"{row['name']:38s} failed: {row['error']}"
-    numbers = " ".join(_shown(row.get(key), width, digits) for key, width, digits in COLUMNS.values())
+    shown = {key: f"{row[key]:.{digits}f}" for _, key, _, digits in COLUMNS if row.get(key) is not None}
+    numbers = " ".join(f"{shown.get(key, '-'):>{width}s}" for _, key, width, _ in COLUMNS)
     lines = [f"{row['name']:38s} {row['batch']:5d} {numbers}"]
     lines += [f"    {label}: {value:.3f} ms" for label, value in row.get("parts", {}).items()]
     lines += [f"    {number:6.1f} x {ms:7.3f} ms in all  {kernel}" for kernel, number, ms in row.get("top", [])[:14]]
     return "\n".join(lines)
 
 
-def _shown(value: float | None, width: int, digits: int) -> str:
-    return f"{'-':>{width}s}" if value is None else f"{value:{width}.{digits}f}"
+def work(order: dict[str, Any]) -> None:
+    """Runs in the process of one row, and prints its rows as JSON."""
+    imported = time.time()
+    order = {"seconds": 1.0, **order}
+    device, options = torch.device(order["device"]), dict((ROWS | FILES)[order["name"]])
+    autocast = options.pop("autocast", False)
+    predictor = Predictor(Path(order["folder"], "model.pth"), device, threshold=0.5, **options)
+    loaded = time.time()
+    with torch.autocast(device.type, torch.float16, enabled=autocast):
+        predictor.predict_tensors(noise(predictor, 1)).scores.tolist()
+        first, started = time.time(), order["started"]
+        fresh = {"first_s": first - started, "import_s": imported - started, "load_s": loaded - imported}
+        by_batch = (measure_tensors(predictor, batch, order) for batch in order["batches"])
+        for row in [measure_files(predictor, order)] if order["name"] in FILES else by_batch:
+            print(json.dumps({"name": order["name"], **row, **fresh}), flush=True)
 
 
-def back_to_back(call: Callable[[], object], number: int, on_gpu: bool) -> float:
-    """Mean time of calls without waiting in between, in milliseconds."""
+def noise(predictor: Predictor, batch: int) -> Tensor:
+    """Images (B, 3, H, W) uint8 of the network's size, on the host."""
+    shape, generator = (batch, *predictor.cfg.data.image_size, 3), torch.Generator().manual_seed(1)
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator).permute(0, 3, 1, 2)
+
+
+def seconds_of(call: Callable[[], object], number: int, on_gpu: bool) -> float:
+    """The time of calls without waiting in between."""
     wait(on_gpu)
     start = time.perf_counter()
     for _ in range(number):
         call()
     wait(on_gpu)
-    return 1e3 * (time.perf_counter() - start) / number
+    return time.perf_counter() - start
 
 
-def work(order: dict[str, Any]) -> None:
-    """Runs in the process of one row, and prints its rows as JSON."""
-    imported = time.time()
-    device, folder, seconds = torch.device(order["device"]), Path(order["folder"]), order.get("seconds", 1.0)
-    options = dict((ROWS | FILES)[order["name"]])
-    autocast = options.pop("autocast", False)
-    predictor = Predictor(folder / "model.pth", device, threshold=0.5, **options)
-    loaded = time.time()
-    with torch.autocast(device.type, torch.float16, enabled=autocast):
-        height, width = predictor.cfg.data.image_size
-        one = torch.randint(0, 256, (1, height, width, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
-        predictor.predict_tensors(one).scores.tolist()
-        first = time.time()
-        started = order["started"]
-        fresh = {"first_s": first - started, "import_s": imported - started, "load_s": loaded - imported}
-        if order["name"] in FILES:
-            rows = measure_files(predictor, folder / "images", order["num_files"], max(order["batches"]), seconds)
-        else:
-            rows = (measure_tensors(predictor, batch, folder, order["profile"], seconds) for batch in order["batches"])
-        for row in rows:
-            print(json.dumps({"name": order["name"], **row, **fresh}), flush=True)
-
-
-def measure_tensors(predictor: Predictor, batch: int, folder: Path, profile: bool, seconds: float) -> dict[str, Any]:
-    height, width = predictor.cfg.data.image_size
-    generator = torch.Generator().manual_seed(1)
-    images = torch.randint(0, 256, (batch, height, width, 3), dtype=torch.uint8, generator=generator)
-    images = images.permute(0, 3, 1, 2).to(predictor.device)
+def measure_tensors(predictor: Predictor, batch: int, order: dict[str, Any]) -> dict[str, Any]:
+    images = noise(predictor, batch).to(predictor.device)
     sizes = torch.tensor([[480.0, 640.0]] * batch, device=predictor.device)
     on_gpu = predictor.device.type == "cuda"
 
@@ -205,52 +185,43 @@ def measure_tensors(predictor: Predictor, batch: int, folder: Path, profile: boo
 
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
-    start = time.perf_counter()
-    for _ in range(CAPTURE_AT + 1):  # plainly, captured, replayed
-        scores = call()
-    wait(on_gpu)
-    row: dict[str, Any] = {"batch": batch, "warm_s": time.perf_counter() - start}
-    row["shift"] = shift(scores.float().cpu(), folder / f"scores{batch}.pt")
-    row["ms"] = latency(call, seconds, on_gpu)
-    number = max(2, min(500, round(1000 * seconds / row["ms"])))
-    row["images_per_s"] = 1e3 * batch / back_to_back(call, number, on_gpu)
+    row: dict[str, Any] = {"batch": batch}
+    row["warm_s"] = seconds_of(call, CAPTURE_AT + 1, on_gpu)  # plainly, captured, replayed
+    scores, first = call().float().cpu(), Path(order["folder"], f"scores{batch}.pt")
+    if not first.is_file():
+        torch.save(scores, first)
+    # The largest difference between the best scores of each rank and those of the first row; 1 if it is not a number.
+    row["shift"] = float((scores - torch.load(first, weights_only=True)).abs().nan_to_num(nan=1.0).max())
+    row["ms"] = latency(call, order["seconds"], on_gpu)
+    number = max(2, min(500, round(1000 * order["seconds"] / row["ms"])))
+    row["images_per_s"] = batch * number / seconds_of(call, number, on_gpu)
     if on_gpu:
         row["mib"] = torch.cuda.max_memory_reserved() / 2**20
-        if profile:
+        if order["profile"]:
             row |= work_of(call, number=5)._asdict()
     return row
 
 
-def shift(scores: Tensor, file: Path) -> float:
-    """The largest difference between the best scores of each rank and those of the first row; 1 if it is not a
-    number."""
-    if not file.is_file():
-        torch.save(scores, file)
-    return float((scores - torch.load(file, weights_only=True)).abs().nan_to_num(nan=1.0).max())
-
-
-def measure_files(
-    predictor: Predictor, folder: Path, number: int, batch: int, seconds: float
-) -> Iterator[dict[str, Any]]:
+def measure_files(predictor: Predictor, order: dict[str, Any]) -> dict[str, Any]:
     """Images per second from a folder of JPEGs to lists of detections, and the time of one image on one thread."""
     from rtdetr.inference.prefetch import one_opencv_thread
     from rtdetr.inference.processes import usable_cores
 
-    files = sorted(folder.iterdir())
+    batch, number, seconds = max(order["batches"]), order["num_files"], order["seconds"]
+    files = sorted(Path(order["folder"], "images").iterdir())
     files = (files * (number // len(files) + 1))[:number]
-    pixels = predictor._empty_batch(batch)
-    image = predictor.read_file(files[0])
+    pixels, image = predictor._empty_batch(batch), predictor.read_file(files[0])
     for i in range(batch):
         pixels.put(i, image)
-    images = pixels.on(predictor.device)
-    sizes = pixels.sizes.to(predictor.device)
-    for _ in range(CAPTURE_AT + 1):
-        pending = predictor._start(pixels)
-        predictor._reported(pending, 0.5)
+    images, sizes = pixels.on(predictor.device), pixels.sizes.to(predictor.device)
 
     def detect() -> object:
         return predictor._reported(predictor._start(pixels), 0.5)
 
+    for _ in range(CAPTURE_AT):
+        detect()
+    pending = predictor._start(pixels)
+    predictor._reported(pending, 0.5)
     with one_opencv_thread():
         parts = {
             "decode, one thread, an image": latency(lambda: predictor.read_file(files[0]), seconds),
@@ -263,8 +234,7 @@ def measure_files(
         f"detect alone, {batch} images": latency(lambda: predictor.predict_tensors(images, sizes), seconds, on_gpu),
         f"lists of detections, {batch} images": latency(lambda: predictor._reported(pending, 0.5), seconds),
     }
-    cores = usable_cores()
-    rates = []
+    cores, rates = usable_cores(), []
     choices: list[dict[str, Any]] = [{"num_threads": 1}, {"num_threads": cores}, {"num_processes": cores}]
     for readers in choices[:2] if predictor.plan.decode == "device" else choices:
         least = files if cores in readers.values() else files[: max(batch, number // 8)]
@@ -274,7 +244,7 @@ def measure_files(
         taken = time.perf_counter() - start
         parts |= {f"{name}={value}, an image": 1e3 * taken / done for name, value in readers.items()}
         rates.append(done / taken)
-    yield {"batch": batch, "images_per_s": max(rates), "parts": parts}
+    return {"batch": batch, "images_per_s": max(rates), "parts": parts}
 
 
 if __name__ == "__main__":

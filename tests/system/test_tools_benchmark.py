@@ -80,7 +80,7 @@ def test_a_row_that_fails_costs_itself_alone(
     (failed,) = infer._in_a_process({"name": "deployed eager", **order})
     assert "model.pth: no such weight file" in failed["error"]
     good = {"name": "deployed + graph", "batch": 1, "images_per_s": 9.0}
-    monkeypatch.setattr(infer, "measure_rows", lambda *_: iter([failed, good]))
+    monkeypatch.setattr(infer, "measure_rows", lambda *_, **__: iter([failed, good]))
     assert benchmark.main(["infer", "--device", "cpu", "--json", str(tmp_path / "rows.json")]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert "deployed eager" in lines[2] and "failed: " in lines[2] and lines[3].startswith("deployed + graph")
@@ -91,7 +91,7 @@ def test_a_row_that_fails_costs_itself_alone(
 def test_kernels_reach_the_model(monkeypatch: pytest.MonkeyPatch, option: list[str], expected: list[str]) -> None:
     benchmark, infer = tool("benchmarks.__main__"), tool("benchmarks.infer")
     given: list[list[str]] = []
-    monkeypatch.setattr(infer, "measure_rows", lambda _, updates, *rest: given.append(updates) or iter(()))
+    monkeypatch.setattr(infer, "measure_rows", lambda _, updates, *__, **___: given.append(updates) or iter(()))
     assert benchmark.main(["infer", "--device", "cpu", "-u", "seed=1", *option]) == 0
     assert given == [["seed=1", *expected]]
 
