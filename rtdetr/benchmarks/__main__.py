@@ -15,7 +15,6 @@ import itertools
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -121,9 +120,9 @@ def printed(environment: dict[str, str]) -> dict[str, str]:
 
 
 def written(file: Path | None, content: object, failed: bool = False) -> int:
-    """Writes the content, in which dataclasses become objects, unless there is no file. Returns the exit code."""
+    """Writes the content, unless there is no file. Returns the exit code."""
     if file:
-        write_text(file, json.dumps(content, indent=1, default=asdict))
+        write_text(file, json.dumps(content, indent=1))
     return int(failed)
 
 
@@ -155,8 +154,8 @@ def measure_train(args: argparse.Namespace) -> int:
         for mode in modes:
             workload = (args.batch, args.size, device, args.steps, args.boxes, args.profile, args.update)
             rows.append(train.measure_on(args.gpus, partial(train.measure, config, mode, *workload)))
-            print(train.row(rows[-1]), flush=True)
-            for name, calls, ms in rows[-1].top:
+            print(train.ROW.format(**rows[-1]), flush=True)
+            for name, calls, ms in rows[-1]["top"]:
                 print(f"    {ms:7.3f} ms {calls:6.1f} x {name}")
             torch._dynamo.reset()
         record[config] = rows

@@ -7,8 +7,8 @@ which each box is matched four times. Times are medians in milliseconds; on a GP
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,23 +26,6 @@ LAYERS, CLASSES = 4, 80
 GROUPS = ((4, 300, 1), (1, 450, 4))  # groups, queries, repeats
 # 221 boxes in 16 images, as in COCO; and images with a hundred boxes each.
 COUNTS = {"221 boxes": (5, 2, 8, 60, 1, 3, 10, 4, 36, 7, 2, 22, 6, 14, 30, 11), "16 x 100 boxes": (100,) * 16}
-
-
-@dataclass(frozen=True)
-class AssignmentMeasurement:
-    case: str
-    costs: str  # random, or as from a trained model: most queries near a box
-    backend: str
-    cost_ms: float  # computing the cost matrices: by one kernel on a GPU, for scipy by torch
-    assignment_ms: float
-    both_ms: float  # both in sequence
-    same_as_scipy: float  # share of images, over all layers and groups
-    graph_ms: float = 0.0  # both as a CUDA graph, with counts on the device and padding, as in training
-    apart_ms: tuple[float, ...] = ()  # one-to-one problems, one-to-many problems; (): not profiled
-    kernels: float = 0.0
-    busy_ms: float = 0.0  # GPU time
-    waits: float = 0.0  # number of times the host waits for the GPU
-    mib: float = 0.0  # peak GPU memory, costs included
 
 
 def backends_for(device: torch.device) -> list[AssignmentBackend]:
@@ -79,7 +62,8 @@ def predictions(counts: tuple[int, ...], trained: bool) -> tuple[Targets, list[t
 @torch.no_grad()
 def measure(
     case: str, trained: bool, backends: list[AssignmentBackend], device: torch.device, profiled: bool = False
-) -> list[AssignmentMeasurement]:
+) -> list[dict[str, Any]]:
+    """One row per backend. Without --profile, and on a CPU, what is profiled is 0 or empty."""
     counts, on_gpu = COUNTS[case], device.type == "cuda"
     targets, outputs = predictions(counts, trained)
     targets = targets.to(device)
@@ -92,27 +76,40 @@ def measure(
     costs = make_costs("plain")
     expected = [linear_assignment(cost, counts, repeats, backend="scipy") for cost, repeats in costs]
 
-    def row(backend: AssignmentBackend) -> AssignmentMeasurement:
+    def row(backend: AssignmentBackend) -> dict[str, Any]:
         make = partial(make_costs, "plain" if backend == "scipy" else "auto")
+        times = 3 if backend == "scipy" else 9
 
         def solve(problems: list[tuple[Tensor, int]] = costs) -> list[Tensor]:
             return [linear_assignment(cost, counts, repeats, backend=backend) for cost, repeats in problems]
 
         same = torch.cat([(a == b).all(-1).flatten() for a, b in zip(solve(), expected)])
-        times = 3 if backend == "scipy" else 9
-        measured = AssignmentMeasurement(
-            case,
-            "trained" if trained else "random",
-            backend,
-            cost_ms=median_time(make, on_gpu, 9),
-            assignment_ms=median_time(solve, on_gpu, times),
-            both_ms=median_time(lambda: solve(make()), on_gpu, times),
-            same_as_scipy=float(same.float().mean()),
-            graph_ms=median_time(captured(on_device, targets), on_gpu, 9) if backend == "cuda" else 0.0,
-        )
-        return with_profile(measured, solve, costs, on_gpu, times) if profiled else measured
+        return {
+            "case": case,
+            "costs": "trained" if trained else "random",  # trained: most queries are near a box
+            "backend": backend,
+            "cost_ms": median_time(make, on_gpu, 9),  # of the cost matrices: by one kernel on a GPU, for scipy by torch
+            "assignment_ms": median_time(solve, on_gpu, times),
+            "both_ms": median_time(lambda: solve(make()), on_gpu, times),  # in sequence
+            "same_as_scipy": float(same.float().mean()),  # share of images, over all layers and groups
+            # Both as a CUDA graph, with counts on the device and padding, as in training.
+            "graph_ms": median_time(captured(on_device, targets), on_gpu, 9) if backend == "cuda" else 0.0,
+            # One-to-one problems, one-to-many problems.
+            "apart_ms": [median_time(partial(solve, [each]), on_gpu, times) for each in costs if profiled],
+            **work_on_gpu(solve, profiled and on_gpu),
+        }
 
     return [row(backend) for backend in backends]
+
+
+def work_on_gpu(solve: Callable[[], object], profiled: bool) -> dict[str, float]:
+    """Kernels, milliseconds that they take, waits of the host for the GPU, and peak MiB, costs included."""
+    if not profiled:
+        return {"kernels": 0.0, "busy_ms": 0.0, "waits": 0.0, "mib": 0.0}
+    torch.cuda.reset_peak_memory_stats()
+    solve()
+    mib, work = torch.cuda.max_memory_allocated() / 2**20, work_of(solve, number=3)
+    return {"kernels": work.kernels, "busy_ms": work.busy_ms, "waits": work.waits, "mib": mib}
 
 
 def captured(outputs: list[tuple[QueryOutputs, int]], targets: Targets) -> Callable[[], object]:
@@ -129,32 +126,15 @@ def captured(outputs: list[tuple[QueryOutputs, int]], targets: Targets) -> Calla
     return replay
 
 
-def with_profile(
-    row: AssignmentMeasurement, solve: Callable[..., object], costs: list[tuple[Tensor, int]], on_gpu: bool, times: int
-) -> AssignmentMeasurement:
-    apart = tuple(median_time(partial(solve, [each]), on_gpu, times) for each in costs)
-    if not on_gpu:
-        return replace(row, apart_ms=apart)
-    torch.cuda.reset_peak_memory_stats()
-    solve()
-    mib, work = torch.cuda.max_memory_allocated() / 2**20, work_of(solve, number=3)
-    return replace(row, apart_ms=apart, kernels=work.kernels, busy_ms=work.busy_ms, waits=work.waits, mib=mib)
+TITLES = "case             costs    backend   cost ms  assignment ms  both ms  as a graph  same as scipy"
+ROW = (
+    "{case:16s} {costs:8s} {backend:8s} {cost_ms:8.2f} {assignment_ms:14.2f} {both_ms:8.2f} {graph_ms:11.2f} "
+    "{same_as_scipy:14.2%}"
+)
+PROFILE_TITLES = "  one-to-one  one-to-many  kernels  busy ms  waits    MiB"
+PROFILE = " {apart_ms[0]:11.2f} {apart_ms[1]:12.2f} {kernels:8.0f} {busy_ms:8.2f} {waits:6.1f} {mib:6.0f}"
 
 
-def table(rows: list[AssignmentMeasurement], profiled: bool = False) -> str:
-    columns = [("case", "<16"), ("costs", "<8"), ("backend", "<8"), ("cost ms", ">8"), ("assignment ms", ">14")]
-    columns += [("both ms", ">8"), ("as a graph", ">11"), ("same as scipy", ">14")]
-    if profiled:
-        columns += [("one-to-one", ">11"), ("one-to-many", ">12"), ("kernels", ">8"), ("busy ms", ">8")]
-        columns += [("waits", ">6"), ("MiB", ">6")]
-    lines = [" ".join(f"{name:{width}s}" for name, width in columns)]
-    for row in rows:
-        numbers = f"{row.cost_ms:8.2f} {row.assignment_ms:14.2f} {row.both_ms:8.2f} "
-        numbers += f"{row.graph_ms:11.2f} {row.same_as_scipy:14.2%}"
-        if profiled:
-            one, many = row.apart_ms
-            numbers += (
-                f" {one:11.2f} {many:12.2f} {row.kernels:8.0f} {row.busy_ms:8.2f} {row.waits:6.1f} {row.mib:6.0f}"
-            )
-        lines.append(f"{row.case:16s} {row.costs:8s} {row.backend:8s} {numbers}")
-    return "\n".join(lines)
+def table(rows: list[dict[str, Any]], profiled: bool = False) -> str:
+    row = ROW + PROFILE * profiled
+    return "\n".join([TITLES + PROFILE_TITLES * profiled, *(row.format(**each) for each in rows)])

@@ -15,7 +15,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -49,14 +48,6 @@ class Sample(NamedTuple):
     size: int
     interpolation: str
     seed: int
-
-
-@dataclass(frozen=True)
-class DataMeasurement:
-    variant: str
-    images_per_second: float
-    milliseconds: float
-    times_torchvision: float
 
 
 @contextmanager
@@ -168,7 +159,7 @@ def one_thread() -> Iterator[None]:
         yield
 
 
-def measure(source: DetectionSet, count: int, rounds: int) -> list[DataMeasurement]:
+def measure(source: DetectionSet, count: int, rounds: int) -> list[dict[str, Any]]:
     """One row per variant."""
     config = AugmentConfig()
     asked, pipelines = samples(source, count, config), variants(source, config)
@@ -183,7 +174,15 @@ def measure(source: DetectionSet, count: int, rounds: int) -> list[DataMeasureme
                     pipelines[name](sample)
                     best[name][i] = min(best[name][i], time.thread_time() - started)
     each = {name: statistics.mean(taken) for name, taken in best.items()}
-    return [DataMeasurement(name, 1 / taken, 1e3 * taken, each[PEER] / taken) for name, taken in each.items()]
+    return [
+        {
+            "variant": name,
+            "images_per_second": 1 / taken,
+            "milliseconds": 1e3 * taken,
+            "times_torchvision": each[PEER] / taken,
+        }
+        for name, taken in each.items()
+    ]
 
 
 def profile(source: DetectionSet, count: int) -> dict[str, dict[str, float]]:
@@ -228,9 +227,9 @@ def versions() -> dict[str, str]:
     return {name: module.__version__ for name, module in modules.items()}
 
 
-def table(rows: list[DataMeasurement]) -> str:
-    lines = ["| variant | images/s | ms | times torchvision |", "|---|---|---|---|"]
-    for row in rows:
-        numbers = f"{row.images_per_second:.1f} | {row.milliseconds:.2f} | {row.times_torchvision:.2f}"
-        lines.append(f"| {row.variant} | {numbers} |")
-    return "\n".join(lines)
+ROW = "| {variant} | {images_per_second:.1f} | {milliseconds:.2f} | {times_torchvision:.2f} |"
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    titles = ["| variant | images/s | ms | times torchvision |", "|---|---|---|---|"]
+    return "\n".join([*titles, *(ROW.format(**row) for row in rows)])

@@ -13,7 +13,6 @@ import pstats
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, get_args
@@ -24,16 +23,8 @@ from rtdetr.engine.evaluation.evaluator import Evaluator, score
 
 CLASSES, BOXES = 80, 7
 SIDE = 640.0
+Row = dict[str, Any]
 EVALUATORS: tuple[Evaluator, ...] = get_args(Evaluator)
-
-
-@dataclass(frozen=True)
-class EvalMeasurement:
-    evaluator: str
-    seconds: float
-    processor_seconds: float  # of all threads
-    figures: dict[str, float]
-    top: list[tuple[str, float]]  # functions and their own seconds, when profiled
 
 
 def synthetic(number: int, detections: int) -> tuple[dict[str, list[Any]], list[dict[str, Any]]]:
@@ -63,9 +54,7 @@ def synthetic(number: int, detections: int) -> tuple[dict[str, list[Any]], list[
     return {"images": images, "annotations": boxes, "categories": categories}, results
 
 
-def measure(
-    number: int, detections: int, profile: bool, evaluators: Sequence[Evaluator] = EVALUATORS
-) -> list[EvalMeasurement]:
+def measure(number: int, detections: int, profile: bool, evaluators: Sequence[Evaluator] = EVALUATORS) -> list[Row]:
     """One row per evaluator, the default one first."""
     document, results = synthetic(number, detections)
     rows = []
@@ -79,26 +68,30 @@ def measure(
                 profiler.enable()
             figures = score(results, path, evaluator).figures
             profiler.disable()
-            wall, cpu = time.perf_counter() - started[0], time.process_time() - started[1]
-            rows.append(EvalMeasurement(evaluator, wall, cpu, figures, _top(profiler) if profile else []))
+            row: Row = {"evaluator": evaluator, "seconds": time.perf_counter() - started[0]}
+            row["processor_seconds"] = time.process_time() - started[1]  # of all threads
+            rows.append({**row, "figures": figures, "top": _top(profiler) if profile else []})
     return rows
 
 
 def _top(profiler: cProfile.Profile) -> list[tuple[str, float]]:
+    """The functions that take most, and their own seconds."""
     found: dict[Any, Any] = pstats.Stats(profiler).stats  # type: ignore[attr-defined]
     own = ((f"{Path(file).name}:{name}", numbers[2]) for (file, _, name), numbers in found.items())
     return heapq.nlargest(10, own, key=itemgetter(1))
 
 
-def difference(row: EvalMeasurement, other: EvalMeasurement) -> float:
+def difference(row: Row, other: Row) -> float:
     """Largest difference between the metrics of two rows."""
-    return max(abs(value - other.figures[name]) for name, value in row.figures.items())
+    return max(abs(value - other["figures"][name]) for name, value in row["figures"].items())
 
 
-def table(rows: list[EvalMeasurement]) -> str:
+ROW = "| {evaluator} | {seconds:.2f} | {processor_seconds:.2f} | {figures[AP]:.6f} | {difference:.1e} |"
+
+
+def table(rows: list[Row]) -> str:
     lines = ["| evaluator | seconds | of the CPU | AP | largest difference |", "|---|---|---|---|---|"]
     for row in rows:
-        seconds = f"{row.seconds:.2f} | {row.processor_seconds:.2f}"
-        lines.append(f"| {row.evaluator} | {seconds} | {row.figures['AP']:.6f} | {difference(row, rows[0]):.1e} |")
-        lines += [f"  {own:7.2f} s {name}" for name, own in row.top]
+        lines.append(ROW.format(**row, difference=difference(row, rows[0])))
+        lines += [f"  {own:7.2f} s {name}" for name, own in row["top"]]
     return "\n".join(lines)

@@ -8,7 +8,7 @@ where a network's previous layer has just written them. On a CPU they are wall-c
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from rtdetr.benchmarks.timing import median_time
 from rtdetr.ops import Backend, ms_deform_attn, why_not_compiled
 
 Maps = tuple[tuple[int, int], ...]
+Row = dict[str, Any]
 Inputs = tuple[Tensor, ...]  # value, locations, weights, gradient of the output
 
 RTDETR_MAPS: Maps = ((80, 80), (40, 40), (20, 20))
@@ -55,23 +56,6 @@ CASES = (
     OpCase("D64", 16, 300, RTDETR_MAPS, heads=4, channels=64),
     OpCase("R1280", 1, 300, tuple((2 * h, 2 * w) for h, w in RTDETR_MAPS)),
 )
-
-
-@dataclass(frozen=True)
-class OpMeasurement:
-    """Times in microseconds; memory in MiB beyond the inputs and results; errors are norms relative to float64."""
-
-    case: str
-    backend: str
-    dtype: str
-    forward_us: float
-    backward_us: float  # gradients of value, locations and weights
-    forward_mib: float | None  # None on a CPU
-    backward_mib: float | None
-    output_error: float
-    gradient_error: float  # the worst of the three
-    share_of_copy: float | None  # time of forward at the speed of a device copy, over its time; None on a CPU
-    share_of_gather: float | None  # the same for the rows it must gather out of L2
 
 
 def make_inputs(case: OpCase, dtype: torch.dtype, device: torch.device, seed: int) -> Inputs:
@@ -116,10 +100,9 @@ def backends_for(device: torch.device) -> list[Backend]:
     return (compiled if why_not_compiled(probe) is None else []) + ["torch"]
 
 
-def measure(
-    case: OpCase, backend: Backend, dtype: torch.dtype, device: torch.device, copy_rate: float | None
-) -> OpMeasurement:
-    """Times, memory and errors of one backend. copy_rate: from `copy_speed`."""
+def measure(case: OpCase, backend: Backend, dtype: torch.dtype, device: torch.device, copy_rate: float | None) -> Row:
+    """Times in microseconds, memory in MiB beyond the inputs and results, errors relative to float64. What a CPU cannot
+    measure is None. copy_rate: from `copy_speed`."""
     first = make_inputs(case, dtype, device, 0)
     size = sum(t.numel() * t.element_size() for t in first)
     cold = device.type == "cuda" and case.batch > 1
@@ -132,19 +115,20 @@ def measure(
     exact_output, exact_gradients = _exact(case, first)
     value, _, weights, _ = first
     gathered = 4 * weights.numel() * case.channels * value.element_size()  # four cells a point
-    return OpMeasurement(
-        case=case.name,
-        backend=backend,
-        dtype=str(dtype).removeprefix("torch."),
-        forward_us=forward_us,
-        backward_us=both_us - forward_us,
-        forward_mib=forward_mib,
-        backward_mib=backward_mib,
-        output_error=_error(output, exact_output),
-        gradient_error=max(map(_error, gradients, exact_gradients)),
-        share_of_copy=size / copy_rate * 1e6 / forward_us if copy_rate else None,
-        share_of_gather=gathered / GATHER_BYTES_PER_SECOND * 1e6 / forward_us if copy_rate else None,
-    )
+    return {
+        "case": case.name,
+        "backend": backend,
+        "dtype": str(dtype).removeprefix("torch."),
+        "forward_us": forward_us,
+        "backward_us": both_us - forward_us,  # gradients of value, locations and weights
+        "forward_mib": forward_mib,
+        "backward_mib": backward_mib,
+        "output_error": _error(output, exact_output),
+        "gradient_error": max(map(_error, gradients, exact_gradients)),  # the worst of the three
+        # Time of forward at the speed of a device copy, and of gathering its rows out of L2, over its time.
+        "share_of_copy": size / copy_rate * 1e6 / forward_us if copy_rate else None,
+        "share_of_gather": gathered / GATHER_BYTES_PER_SECOND * 1e6 / forward_us if copy_rate else None,
+    }
 
 
 def _forward(case: OpCase, inputs: Inputs, backend: Backend) -> Tensor:
@@ -217,12 +201,10 @@ def environment(device: torch.device) -> dict[str, str]:
     return {"device": name, "torch": torch.__version__, "cuda": torch.version.cuda or "none"}
 
 
-def table(measurements: list[OpMeasurement]) -> str:
+def table(rows: list[Row]) -> str:
     """The measurements as a Markdown table."""
-    names = list(asdict(measurements[0]))
-    lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
-    for measurement in measurements:
-        lines.append("| " + " | ".join(_show(name, v) for name, v in asdict(measurement).items()) + " |")
+    lines = ["| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])]
+    lines += ["| " + " | ".join(_show(name, value) for name, value in row.items()) + " |" for row in rows]
     return "\n".join(lines)
 
 

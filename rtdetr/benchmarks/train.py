@@ -14,8 +14,8 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from rtdetr.engine.trainer import Trainer
 from rtdetr.types import Batch, ImageInfo, Targets
 
 NUM_CLASSES, NUM_BATCHES = 80, 8
+Row = dict[str, Any]
 ONE_GROUP = tuple(
     f"model.supervision.{each}" for each in ("num_noise_groups=0", "num_one_to_many_queries=0", "dense_head=false")
 )
@@ -50,21 +51,6 @@ MODES = {
 def modes_for(device: torch.device) -> list[str]:
     """Returns the modes that run on a device; a CPU has no CUDA graphs."""
     return [mode for mode in MODES if device.type == "cuda" or "graphs" not in mode]
-
-
-@dataclass
-class TrainMeasurement:
-    mode: str
-    boxes: str
-    images_per_s: float
-    ms: float  # per step, one after the other
-    warm_up_s: float  # of the first steps, compilation included
-    loss: float
-    memory_gib: float = 0.0
-    gpu_ms: float = 0.0  # the device was busy; 0: not profiled
-    kernels: float = 0.0  # per step
-    waits: float = 0.0  # of the host for the device, per step
-    top: list[tuple[str, float, float]] = field(default_factory=list)  # kernel, calls and milliseconds per step
 
 
 def write_data(folder: Path, number: int) -> list[str]:
@@ -113,7 +99,7 @@ def check_size(size: int, cfg: Config) -> None:
         raise ConfigError(f"--size: expected a cell for each of {queries} queries, got {size}, which has {cells}")
 
 
-def measure_on(gpus: int, call: Callable[[], TrainMeasurement]) -> TrainMeasurement:
+def measure_on(gpus: int, call: Callable[[], Row]) -> Row:
     """The row of `call`, a partial `measure`; with several GPUs, each with its own batches, that of the first one."""
     if gpus == 1:
         return call()
@@ -122,24 +108,24 @@ def measure_on(gpus: int, call: Callable[[], TrainMeasurement]) -> TrainMeasurem
         port = free.getsockname()[1]
         free.close()
         torch.multiprocessing.spawn(measure_in_group, (gpus, port, Path(place) / "row.json", call), nprocs=gpus)
-        return TrainMeasurement(**json.loads((Path(place) / "row.json").read_text(encoding="utf-8")))
+        return json.loads((Path(place) / "row.json").read_text(encoding="utf-8"))
 
 
-def measure_in_group(rank: int, gpus: int, port: int, result: Path, call: Callable[[], TrainMeasurement]) -> None:
+def measure_in_group(rank: int, gpus: int, port: int, result: Path, call: Callable[[], Row]) -> None:
     """Runs one of several processes, with torchrun's environment."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(gpus)}
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     row = call()
     if rank == 0:
-        result.write_text(json.dumps(asdict(row)), encoding="utf-8")
+        result.write_text(json.dumps(row), encoding="utf-8")
 
 
 def measure(
     config: str | Path, mode: str, batch_size: int, size: int, device: torch.device, steps: int, boxes: int | None,
     profiled: bool, updates: list[str],
-) -> TrainMeasurement:  # fmt: skip
+) -> Row:  # fmt: skip
     with tempfile.TemporaryDirectory() as place, distributed.process_group(str(device)) as device:
-        folder, gpus = Path(place), distributed.world_size()
+        folder, gpus, on_gpu = Path(place), distributed.world_size(), device.type == "cuda"
         data = write_data(folder, batch_size * gpus)
         fixed = [f"data.train_batch_size={batch_size}", "data.num_workers=0", "train.estimate_memory=false"]
         cfg = load_config(config, [*data, *fixed, *MODES[mode], *updates])
@@ -157,39 +143,45 @@ def measure(
         started = time.perf_counter()
         run(NUM_BATCHES * 3 + 2)  # every batch occurs often enough to be captured
         warm_up = time.perf_counter() - started
-        if device.type == "cuda":
+        if on_gpu:
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
         started = time.perf_counter()
         loss = run(steps)
         seconds = (time.perf_counter() - started) / steps
-        each = "GPUs" if device.type == "cuda" else "processes"
-        name, speed = f"{mode}, {gpus} {each}" if gpus > 1 else mode, gpus * batch_size / seconds
-        result = TrainMeasurement(name, str(boxes or "COCO's"), speed, 1e3 * seconds, warm_up, float(loss))
-        if device.type == "cuda":
-            result.memory_gib = torch.cuda.max_memory_reserved() / 2**30  # includes the graphs' permanent share
-            if profiled:
-                add_profile(result, lambda: run(NUM_BATCHES))
+        each = "GPUs" if on_gpu else "processes"
+        row: Row = {
+            "mode": f"{mode}, {gpus} {each}" if gpus > 1 else mode,
+            "boxes": str(boxes or "COCO's"),
+            "images_per_s": gpus * batch_size / seconds,
+            "ms": 1e3 * seconds,  # per step, one after the other
+            "warm_up_s": warm_up,  # of the first steps, compilation included
+            "loss": float(loss),
+            # The graphs' permanent share included.
+            "memory_gib": torch.cuda.max_memory_reserved() / 2**30 if on_gpu else 0.0,
+            **profile_of(run, profiled and on_gpu),
+        }
         trainer.release()  # graphs that communicate must be freed before the process group
-        return result
+        return row
 
 
-def add_profile(result: TrainMeasurement, run: Callable[[], object]) -> None:
-    """Adds the profile of NUM_BATCHES steps, which `run` performs."""
-    work = work_of(run, number=1)
-    result.kernels, result.gpu_ms, result.waits = (each / NUM_BATCHES for each in work[:3])
-    result.top = [(name, calls / NUM_BATCHES, ms / NUM_BATCHES) for name, calls, ms in work.top]
+def profile_of(run: Callable[[int], object], profiled: bool) -> Row:
+    """What a step does on the GPU: busy milliseconds, kernels, waits of the host for it, and the kernels one by one
+    with calls and milliseconds."""
+    if not profiled:
+        return {"gpu_ms": 0.0, "kernels": 0.0, "waits": 0.0, "top": []}
+    work = work_of(lambda: run(NUM_BATCHES), number=1)
+    top = [(name, calls / NUM_BATCHES, ms / NUM_BATCHES) for name, calls, ms in work.top]
+    kernels, busy, waits = (each / NUM_BATCHES for each in work[:3])
+    return {"gpu_ms": busy, "kernels": kernels, "waits": waits, "top": top}
 
 
 HEADER = (
-    f"{'step':36s} {'boxes':>7s} {'images/s':>9s} {'ms':>7s} {'GPU busy':>9s} {'kernels':>8s} {'waits':>6s} "
-    f"{'GiB':>6s} {'warm-up s':>10s} {'loss':>8s}"
+    "step                                   boxes  images/s      ms  GPU busy  kernels  waits    GiB  "
+    "warm-up s     loss"
 )
-
-
-def row(each: TrainMeasurement) -> str:
-    return (
-        f"{each.mode:36s} {each.boxes:>7s} {each.images_per_s:9.1f} {each.ms:7.1f} {each.gpu_ms:9.1f} "
-        f"{each.kernels:8.0f} {each.waits:6.1f} {each.memory_gib:6.2f} {each.warm_up_s:10.1f} {each.loss:8.3f}"
-    )
+ROW = (
+    "{mode:36s} {boxes:>7s} {images_per_s:9.1f} {ms:7.1f} {gpu_ms:9.1f} {kernels:8.0f} {waits:6.1f} {memory_gib:6.2f} "
+    "{warm_up_s:10.1f} {loss:8.3f}"
+)

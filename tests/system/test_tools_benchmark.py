@@ -195,5 +195,5 @@ def test_the_gpu_that_is_named_takes_the_steps(monkeypatch: pytest.MonkeyPatch) 
 def test_the_training_step_in_two_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     train = tool("benchmarks.train")
     row = train.measure_on(2, partial(train.measure, NANO, "plain", 2, 64, torch.device("cpu"), 2, 4, False, TINY))
-    assert row.mode == "plain, 2 processes"
-    assert row.images_per_s == pytest.approx(2 * 2 * 1e3 / row.ms) and row.loss > 0
+    assert row["mode"] == "plain, 2 processes"
+    assert row["images_per_s"] == pytest.approx(2 * 2 * 1e3 / row["ms"]) and row["loss"] > 0
