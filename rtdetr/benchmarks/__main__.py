@@ -23,7 +23,7 @@ import torch
 
 from rtdetr.benchmarks import assignment, data, infer, op, train
 from rtdetr.benchmarks import eval as scoring
-from rtdetr.commands.arguments import Parser, add_kernels, count
+from rtdetr.commands.arguments import Parser, add_kernels, count, kernels_update
 from rtdetr.config import ConfigError, load_config
 from rtdetr.data.classes import DataError
 from rtdetr.engine.distributed import DeviceError, choose_device, let_memory_grow
@@ -182,7 +182,7 @@ def measure_assignment(args: argparse.Namespace) -> int:
 def measure_infer(args: argparse.Namespace) -> int:
     """Prints each row once measured, and rewrites the JSON file, as a row may take minutes."""
     device = choose_device(args.device)
-    updates = [*args.update, *([f"kernels={args.kernels}"] if args.kernels else [])]
+    updates = [*args.update, *kernels_update(args)]
     load_config(args.config, updates)  # raises before anything is printed
     environment = printed(op.environment(device))
     print(infer.header())

@@ -188,6 +188,11 @@ def add_kernels(parser: argparse.ArgumentParser, default: str = "from the config
     parser.add_argument("--kernels", choices=("auto", "plain"), help=text)
 
 
+def kernels_update(args: argparse.Namespace) -> list[str]:
+    """The config update that --kernels stands for, if it was given."""
+    return [f"kernels={args.kernels}"] if args.kernels else []
+
+
 def number(says: str, fits: Callable[[float], bool]) -> Callable[[str], float]:
     """Returns a type for argparse; NaN does not fit."""
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rtdetr.commands.arguments import Parser, add_kernels
+from rtdetr.commands.arguments import Parser, add_kernels, kernels_update
 
 ABOUT = """Print a table of a checkpoint and its exports: AP on the validation set, size, speed on this machine, and the
 largest differences in the certificate of each file.
@@ -54,7 +54,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
             raise ConfigError(f"--output: expected a name that ends in .json or .md, got {output}")
     files = args.files or exports_beside(args.weights)
     check_outputs(args.output, [args.weights, *files], args.overwrite)
-    updates = [*data_updates(args.data, ("val",)), *args.update, *([f"kernels={args.kernels}"] if args.kernels else [])]
+    updates = [*data_updates(args.data, ("val",)), *args.update, *kernels_update(args)]
     replaced = load_config(args.config, updates) if args.config else None
     with distributed.process_group(args.device) as device:
         rows, on = measure(args.weights, files, device, updates, replaced, others=bool(args.files))

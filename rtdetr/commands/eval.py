@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rtdetr.commands.arguments import Parser, add_kernels, thresholds
+from rtdetr.commands.arguments import Parser, add_kernels, kernels_update, thresholds
 from rtdetr.engine.signals import StopSignal
 from rtdetr.outputs import check_folder, check_outputs, write_text, writing
 from rtdetr.wording import counted, signal_name
@@ -71,7 +71,7 @@ def _evaluate(args: argparse.Namespace, signals: StopSignal) -> int:
         check_folder(args.weights if args.weights.is_dir() else args.weights.parent)
     if args.kernels and is_exported(args.weights):
         raise ConfigError(f"{args.weights}: runs as it was exported; --kernels is for checkpoints")
-    updates = [*data_updates(args.data, ("val",)), *args.update, *([f"kernels={args.kernels}"] if args.kernels else [])]
+    updates = [*data_updates(args.data, ("val",)), *args.update, *kernels_update(args)]
     replaced = load_config(args.config, updates) if args.config else None
     with distributed.process_group(args.device) as device:
         model, cfg, classes = load_model(args.weights, device, updates, replaced)

@@ -114,7 +114,7 @@ class Opener(NamedTuple):
     def _named(self, name: str) -> Source:
         if "\0" in name or not name:
             raise DataError(f"source: {name!r} names nothing; {EXPECTED}")
-        path, (scheme, separator, _) = Path(name), name.lower().partition("://")
+        scheme, separator, _ = name.lower().partition("://")
         if separator:
             if scheme not in ("http", "https", *STREAMS):
                 raise DataError(f"{name}: expected http, https or a stream ({', '.join(STREAMS)}), got {scheme}")
@@ -125,6 +125,7 @@ class Opener(NamedTuple):
                 video.reader(name)  # raises MissingPackage now, not at the first frame
                 return Source("stream", self._fetched_video(name))
             return Source("one", iter([self._image(name)]))
+        path = Path(name)
         look_at(path)
         if path.is_file() and path.suffix.lower() in video.ENDINGS:
             return Source("stream", _numbered(video.open_video(name)))

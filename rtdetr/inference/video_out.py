@@ -48,7 +48,8 @@ def search_frames(
         chosen = [frame.image for number, frame in batch if number % every == 0]
         found = iter(detect(chosen) if chosen else [])
         for number, frame in batch:
-            if searched := number % every == 0:
+            searched = number % every == 0
+            if searched:
                 detections = next(found)
                 tracks = track(detections) if track is not None else []
             yield SearchedFrame(number, frame, searched, detections, tracks)
